@@ -1,0 +1,50 @@
+# Plain pip and venv do it all. `make demo` and `make test` work on a fresh clone.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format protos clean
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PROJECTS := pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: $(STAMP)  ## .venv with everything installed
+
+# A name on PATH is not enough: a pyenv shim can exist and not run.
+$(STAMP): requirements.txt requirements-dev.txt constraints.txt $(PROJECTS)
+	@if ! [ -x $(BIN)/python ]; then \
+	  for candidate in $(PYTHON) python3.12 python3.11 python3.13 python3; do \
+	    if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	        2>/dev/null; then \
+	      echo "creating .venv with $$candidate"; "$$candidate" -m venv .venv; break; \
+	    fi; \
+	  done; \
+	  [ -x $(BIN)/python ] || { echo "no working Python >= 3.11 found; set PYTHON=…" >&2; exit 1; }; \
+	fi
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install -q --no-build-isolation -r requirements.txt -r requirements-dev.txt
+	@touch $@
+
+demo: $(STAMP)  ## a unit on the CPU: 16 requests over 4 voices, rows in demo-out/
+	@$(BIN)/duplet demo
+
+test: $(STAMP)  ## all tests
+	@$(BIN)/pytest
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy libs services tests
+
+format: $(STAMP)  ## lay the code out
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+protos: $(STAMP)  ## stubs from protos/
+	$(BIN)/python libs/wire/generate.py
+
+clean:  ## remove the environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

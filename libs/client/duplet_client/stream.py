@@ -1,0 +1,180 @@
+"""One generation: its request, the reading of its events, and its timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from duplet.speech.v1 import speech_pb2 as pb
+from duplet_client.errors import broken_stream, from_rpc_error
+from duplet_client.events import Event, Finished, FinishReason, Rows, Started, Usage
+from duplet_client.options import MESSAGE_BYTES
+from duplet_client.timing import StreamTiming, make_timeline
+from duplet_core.errors import InvalidInput, Reason
+
+if TYPE_CHECKING:
+    # Exists for type checkers alone.
+    from duplet.speech.v1.speech_pb2_grpc import SpeechAsyncStub
+
+_FINISH_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Sampling values; None leaves one to the unit. Ranges stand in `speech.proto`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_window: int | None = None
+    seed: int | None = None
+
+
+def encode_sampling(options: SamplingOptions) -> pb.Sampling:
+    """Set what is given.
+
+    Raises:
+        InvalidInput: INVALID_SAMPLING; a value has the wrong type or cannot be sent at all.
+    """
+    sampling = pb.Sampling()
+    for field in ("temperature", "top_p", "top_k", "repetition_window", "seed"):
+        value = getattr(options, field)
+        if value is not None:
+            set_field(sampling, field, value, Reason.INVALID_SAMPLING, f"sampling.{field}")
+    return sampling
+
+
+def set_field(
+    message: pb.Sampling | pb.GenerateRequest, field: str, value: object, reason: Reason, name: str
+) -> None:
+    """Set a field of a request; `name` is what the caller calls it.
+
+    Raises:
+        InvalidInput: with `reason`, when the field's type cannot hold the value.
+    """
+    try:
+        setattr(message, field, value)
+    except (TypeError, ValueError, UnicodeError) as error:
+        raise InvalidInput(reason, f"{name}: {value!r} cannot be sent: {error}") from error
+
+
+class Generation:
+    """The events of one request; read once, by one task.
+
+    The call begins with the first read and is cancelled when the reader leaves: `async with`
+    does that at once, a plain `async for` that breaks does it when this object is dropped.
+    """
+
+    def __init__(self, stub: SpeechAsyncStub, request: pb.GenerateRequest, timeout_s: float):
+        if request.ByteSize() > MESSAGE_BYTES:
+            raise InvalidInput(
+                Reason.PROMPT_TOO_LONG,
+                f"prompt: the request has {request.ByteSize()} bytes, "
+                f"more than the {MESSAGE_BYTES} of a message",
+            )
+        self.timing = StreamTiming()
+        """Filled while events are read."""
+        # The reader does not hold this object, so that dropping it ends the reader.
+        self._events = _read_events(stub, request, timeout_s, self.timing)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event.
+
+        Raises:
+            GenerateError: the call failed.
+        """
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """Cancel the call unless it has ended."""
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+async def _read_events(
+    stub: SpeechAsyncStub, request: pb.GenerateRequest, timeout_s: float, timing: StreamTiming
+) -> AsyncGenerator[Event, None]:
+    """Make the call and read it to its end. Owns the call."""
+    sent_ns = time.monotonic_ns()
+    timing.sent_ns = sent_ns
+    request.sent_ns = sent_ns
+    call = stub.Generate(request, timeout=timeout_s)
+    finished = False
+    try:
+        async for response in call:
+            if finished:
+                raise broken_stream("the unit went on after Finished")
+            now_ns = time.monotonic_ns()
+            event = _decode_event(response, request.columns, sent_ns, now_ns)
+            if isinstance(event, Rows):
+                if event.first_index != timing.rows:
+                    raise broken_stream(
+                        f"rows.first_index: {event.first_index} follows {timing.rows} rows"
+                    )
+                timing.note_rows(len(event.rows), now_ns)
+            elif isinstance(event, Finished):
+                timing.finished_ns = now_ns
+                finished = True
+            yield event
+        if not finished:
+            raise broken_stream("the stream ended without Finished")
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    finally:
+        call.cancel()
+
+
+def _decode_event(response: pb.GenerateResponse, columns: int, sent_ns: int, now_ns: int) -> Event:
+    if response.HasField("rows"):
+        data = response.rows.rows
+        if not data or len(data) % (4 * columns):
+            raise broken_stream(f"rows.rows: {len(data)} bytes are not rows of {columns} columns")
+        rows = np.frombuffer(data, dtype="<i4").reshape(-1, columns)
+        return Rows(first_index=response.rows.first_index, rows=rows)
+    if response.HasField("started"):
+        return Started(request_id=response.started.request_id, seed=response.started.seed)
+    if response.HasField("finished"):
+        return _decode_finished(response.finished, sent_ns, now_ns)
+    raise broken_stream("event: empty or of a kind unknown here")
+
+
+def _decode_finished(finished: pb.Finished, sent_ns: int, now_ns: int) -> Finished:
+    reason = _FINISH_REASONS.get(finished.reason)
+    if reason is None:
+        raise broken_stream(f"finished.reason: {finished.reason} is not known here")
+    usage = finished.usage
+    return Finished(
+        reason=reason,
+        usage=Usage(
+            prompt_rows=usage.prompt_rows,
+            cached_rows=usage.cached_rows,
+            output_rows=usage.output_rows,
+            kv_checks=usage.kv_checks,
+        ),
+        timeline=make_timeline(
+            sent_ns, [(point.name, point.at_ns) for point in finished.timeline], now_ns
+        ),
+    )

@@ -1,0 +1,107 @@
+"""What decode's machine keeps of one transfer, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from duplet_core.engine import StepDone
+from duplet_core.ids import InstanceId, RequestKey, TransferId
+from duplet_core.messages import Finished, Handoff, Sampling, StepRows
+
+
+class State(StrEnum):
+    GRANTED = "granted"
+    VERIFYING = "verifying"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    QUARANTINED = "quarantined"
+
+
+class Input(Enum):
+    """What can happen to a transfer."""
+
+    STARTED = "the writer queued the first copy"
+    LANDED = "the writer reports all rows written"
+    FAILED = "the writer reports the end, nothing outstanding"
+    BROKEN = "the writer reports trouble, copies may be outstanding"
+    ACK = "the writer acknowledges an Abort"
+    WRITER_LOST = "the writer's stream ended"
+    WRITER_DIED = "the writer has exited"
+    END = "lb ended the request, or lb is gone"
+    DEADLINE = "the transfer took too long"
+    VERIFIED = "the digests are right"
+    MISMATCH = "the digests differ"
+    ENGINE_END = "the engine saw the stop row or the limit"
+    ENGINE_FAILED = "the engine could not go on with it"
+    STOPPED = "the engine let go of the pages"
+
+
+WRITER_INPUTS = (
+    Input.STARTED,
+    Input.LANDED,
+    Input.FAILED,
+    Input.BROKEN,
+    Input.ACK,
+    Input.WRITER_LOST,
+    Input.WRITER_DIED,
+)
+ENGINE_INPUTS = (
+    Input.VERIFIED,
+    Input.MISMATCH,
+    Input.ENGINE_END,
+    Input.ENGINE_FAILED,
+    Input.STOPPED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    pages: int
+    page_rows: int
+    slots: int
+    longest_sequence: int
+    spec: str
+    transfer_deadline_ns: int = 2_000_000_000
+    quarantine_percent: int = 25
+
+
+@dataclass(slots=True)
+class Report:
+    """A stream's usage and times, in the order of `duplet_core.timeline.POINTS`."""
+
+    stamps: tuple[int, ...] = ()
+    output_rows: int = 0
+    cached_rows: int = 0
+    first_step_ns: int | None = None
+
+    def finished(self, request_id: str, transfer: TransferId, stop: bool, done_ns: int) -> Finished:
+        """The stream's end, with every stamp up to its last step at `done_ns`."""
+        first = done_ns if self.first_step_ns is None else self.first_step_ns
+        stamps = (*self.stamps, first, done_ns)
+        return Finished(request_id, transfer, stop, self.output_rows, 1, stamps, self.cached_rows)
+
+
+def pick_rows(done: StepDone, live: list[int]) -> StepRows:
+    """The rows at the indices `live` of a step; all of them cost no copy."""
+    if len(live) == len(done.seqs):
+        return StepRows(done.step, done.seqs, done.rows)
+    row_bytes = len(done.rows) // len(done.seqs)
+    rows = b"".join(done.rows[i * row_bytes : (i + 1) * row_bytes] for i in live)
+    return StepRows(done.step, tuple(done.seqs[i] for i in live), rows)
+
+
+@dataclass(slots=True)
+class Transfer:
+    key: RequestKey
+    transfer: TransferId
+    writer: InstanceId
+    prompt_rows: int
+    max_rows: int
+    sampling: Sampling
+    pages: tuple[int, ...]
+    state: State = State.GRANTED
+    seq: int = 0
+    deadline_ns: int | None = None
+    handoff: Handoff | None = None
+    report: Report = field(default_factory=Report)

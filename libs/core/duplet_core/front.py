@@ -1,0 +1,337 @@
+"""lb's machine: the unit's front door. It admits, starts both sides, and ends at both sides.
+
+A request's life here:
+
+    QUEUED    waits, briefly, for decode's credit
+    PENDING   Admit and Prefill are sent; nothing was sent to the client, so it can fail whole
+    STREAMING decode accepted the KV; rows flow
+
+Admits are counted against the credit decode told (Credit.admits_seen says which of them the
+figures already include). Prefill follows its Admit at once and in the same order: prefill
+allocates and decode admits in arrival order, so no two requests can each hold what the other
+waits for. Every end is told to both sides, also to the one that reported it; a part that is
+lost fails its requests at once, and a client never waits for a proof (S7).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from duplet_core.effects import (
+    Admitted,
+    Cancel,
+    Count,
+    Drained,
+    Ended,
+    Rows,
+    SetHealth,
+    SpecKnown,
+    Submit,
+)
+from duplet_core.errors import Reason, RemoteProtocolError, require
+from duplet_core.front_state import FrontConfig, Input, Request, State
+from duplet_core.ids import InstanceId, Role, TransferId
+from duplet_core.link import Link
+from duplet_core.machine import Machine
+from duplet_core.messages import (
+    Accepted,
+    Admit,
+    Credit,
+    End,
+    Failed,
+    Finished,
+    Hello,
+    Prefill,
+    Refused,
+    StepRows,
+    StoppedAtOnce,
+)
+
+
+class FrontMachine(Machine):
+    """Runs in lb; owns every live request of the unit's clients."""
+
+    ROLE = Role.LB
+    _HANDLERS: ClassVar[dict[tuple[Role, type], str]] = {
+        (Role.DECODE, Credit): "_take_credit",
+        (Role.DECODE, Refused): "_take_transfer",
+        (Role.DECODE, Failed): "_take_transfer",
+        (Role.DECODE, Accepted): "_take_transfer",
+        (Role.DECODE, Finished): "_take_transfer",
+        (Role.DECODE, StepRows): "_take_step",
+        (Role.PREFILL, Failed): "_take_transfer",
+        (Role.PREFILL, StoppedAtOnce): "_take_transfer",
+    }
+    _INPUTS: ClassVar[dict[type, Input]] = {
+        Refused: Input.REFUSED,
+        Failed: Input.FAILED,
+        Accepted: Input.ACCEPTED,
+        Finished: Input.FINISHED,
+        StoppedAtOnce: Input.STOPPED_AT_ONCE,
+    }
+
+    def __init__(self, instance: InstanceId, config: FrontConfig) -> None:
+        super().__init__(
+            instance,
+            (
+                Link(Role.PREFILL, instance, dials=True, needs_lifeline=False),
+                Link(Role.DECODE, instance, dials=True, needs_lifeline=False),
+            ),
+        )
+        self.config = config
+        self.requests: dict[TransferId, Request] = {}
+        self.credit: Credit | None = None
+        self._live_ids: set[str] = set()
+        self._by_stream: dict[int, Request] = {}
+        self._queue: deque[Request] = deque()
+        self._unseen: deque[int] = deque()
+        """Pages of the Admits that the told credit does not include yet."""
+        self._admits_sent = 0
+        self._specs: dict[Role, str] = {}
+        self._ready = False
+        self._drained_told = False
+
+    @property
+    def ready(self) -> bool:
+        """Both peers are up and their specs are equal."""
+        return self._ready
+
+    # --- clients ------------------------------------------------------------------
+
+    def _on_other(self, event: Any, now: int) -> None:
+        if isinstance(event, Submit):
+            self._take_submit(event, now)
+        elif isinstance(event, Cancel):
+            request = self.requests.get(event.transfer)
+            if request is not None:
+                self._step(request, Input.CANCEL, event, now)
+        else:
+            super()._on_other(event, now)
+
+    def _take_submit(self, submit: Submit, now: int) -> None:
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            self.emit(Ended(submit.transfer, *refusal))
+            return
+        request = Request(submit, now + self.config.queue_wait_ns)
+        self.requests[submit.transfer] = request
+        self._live_ids.add(submit.request_id)
+        self._queue.append(request)
+
+    def _refusal(self, submit: Submit) -> tuple[Reason, str] | None:
+        if submit.request_id in self._live_ids or submit.transfer in self.requests:
+            return Reason.DUPLICATE_REQUEST, f"request id {submit.request_id!r} is live"
+        if self.draining:
+            return Reason.DRAINING, "the unit takes nothing new"
+        if not self._ready or self.credit is None:
+            return Reason.NOT_READY, self._why_unready()
+        if submit.pages > self.credit.total_pages:
+            detail = f"{submit.pages} pages needed, decode's pool has {self.credit.total_pages}"
+            return Reason.PROMPT_TOO_LONG, detail
+        if len(self._queue) >= self.config.queue_limit:
+            return Reason.OVERLOADED, "the unit is full and its queue too"
+        return None
+
+    # --- peers --------------------------------------------------------------------
+
+    def _take_credit(self, credit: Credit, now: int) -> None:
+        if credit.admits_seen > self._admits_sent:
+            raise RemoteProtocolError("Credit: more admits seen than were sent")
+        self.credit = credit
+        while len(self._unseen) > self._admits_sent - credit.admits_seen:
+            self._unseen.popleft()
+
+    def _take_transfer(self, message: Any, now: int) -> None:
+        request = self.requests.get(message.transfer)
+        if request is not None and request.state is not State.QUEUED:
+            # Else it ended meanwhile, and both sides were told; or no peer can know of it yet.
+            self._step(request, self._INPUTS[type(message)], message, now)
+
+    def _take_step(self, step: StepRows, now: int) -> None:
+        if not step.stream_ids:
+            raise RemoteProtocolError("StepRows: no stream")
+        row_bytes = len(step.rows) // len(step.stream_ids)
+        for index, stream_id in enumerate(step.stream_ids):
+            request = self._by_stream.get(stream_id)
+            if request is not None:
+                row = step.rows[index * row_bytes : (index + 1) * row_bytes]
+                self._step(request, Input.ROWS, row, now)
+
+    def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
+        self._specs[peer] = hello.spec
+        if peer is Role.DECODE:
+            self.credit = hello.credit
+            self._admits_sent = 0
+            self._unseen.clear()
+        self._update_ready()
+
+    def _on_lost(self, peer: Role, instance: InstanceId, now: int) -> None:
+        del self._specs[peer]
+        what = Input.PREFILL_LOST if peer is Role.PREFILL else Input.DECODE_LOST
+        if peer is Role.DECODE:
+            self.credit = None
+        self._update_ready()
+        for request in list(self.requests.values()):
+            self._step(request, what, None, now)
+
+    def _update_ready(self) -> None:
+        ready = len(self._specs) == 2 and len(set(self._specs.values())) == 1
+        if ready and not self._ready:
+            self.emit(SpecKnown(self._specs[Role.DECODE]))
+        self._ready = ready
+        self.emit(SetHealth("unit", ready, self._why_unready()))
+
+    def _why_unready(self) -> str:
+        missing = [str(r) for r in (Role.PREFILL, Role.DECODE) if r not in self._specs]
+        if missing:
+            return f"no stream to {' and '.join(missing)}"
+        return "" if self._ready else "prefill and decode run different models"
+
+    # --- transitions: one method each, named in the table below ----------------------
+
+    def _ignore(self, request: Request, message: Any, now: int) -> None:
+        """Decided: changes nothing."""
+
+    def _impossible(self, request: Request, message: Any, now: int) -> None:
+        require(False, f"{type(message).__name__} for a request that is {request.state}")
+
+    def _cancel(self, request: Request, message: Cancel, now: int) -> None:
+        self._end(request, message.reason, "")
+
+    def _expire(self, request: Request, message: Any, now: int) -> None:
+        self._end(request, Reason.DEADLINE, "the request's deadline passed")
+
+    def _fail(self, request: Request, message: Refused | Failed, now: int) -> None:
+        self._end(request, message.reason, message.detail)
+
+    def _stopped_at_once(self, request: Request, message: StoppedAtOnce, now: int) -> None:
+        finished = Finished(message.request_id, message.transfer, True, 0, 0, message.stamps)
+        self._end(request, None, "", finished)
+
+    def _accept(self, request: Request, message: Accepted, now: int) -> None:
+        request.state = State.STREAMING
+        request.stream_id = message.stream_id
+        self._by_stream[message.stream_id] = request
+        self.emit(Rows(request.submit.transfer, message.first_row))
+
+    def _deliver(self, request: Request, row: bytes, now: int) -> None:
+        self.emit(Rows(request.submit.transfer, row))
+
+    def _finish(self, request: Request, message: Finished, now: int) -> None:
+        self._end(request, None, "", message)
+
+    def _prefill_lost(self, request: Request, message: Any, now: int) -> None:
+        self._end(request, Reason.PREFILL_LOST, "the stream to prefill ended")
+
+    def _decode_lost(self, request: Request, message: Any, now: int) -> None:
+        self._end(request, Reason.DECODE_LOST, "the stream to decode ended")
+
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
+        State.QUEUED: {
+            Input.CANCEL: _cancel,
+            Input.DEADLINE: _expire,
+            # No peer was told of it.
+            Input.REFUSED: _impossible,
+            Input.FAILED: _impossible,
+            Input.STOPPED_AT_ONCE: _impossible,
+            Input.ACCEPTED: _impossible,
+            Input.ROWS: _impossible,
+            Input.FINISHED: _impossible,
+            Input.PREFILL_LOST: _prefill_lost,
+            Input.DECODE_LOST: _decode_lost,
+        },
+        State.PENDING: {
+            Input.CANCEL: _cancel,
+            Input.DEADLINE: _expire,
+            Input.REFUSED: _fail,
+            Input.FAILED: _fail,
+            Input.STOPPED_AT_ONCE: _stopped_at_once,
+            Input.ACCEPTED: _accept,
+            Input.ROWS: _ignore,
+            Input.FINISHED: _ignore,
+            Input.PREFILL_LOST: _prefill_lost,
+            Input.DECODE_LOST: _decode_lost,
+        },
+        State.STREAMING: {
+            Input.CANCEL: _cancel,
+            Input.DEADLINE: _expire,
+            Input.REFUSED: _ignore,
+            Input.FAILED: _fail,
+            Input.STOPPED_AT_ONCE: _ignore,
+            Input.ACCEPTED: _ignore,
+            Input.ROWS: _deliver,
+            Input.FINISHED: _finish,
+            Input.PREFILL_LOST: _ignore,  # decode has all it needs
+            Input.DECODE_LOST: _decode_lost,
+        },
+    }
+
+    def _step(self, request: Request, what: Input, message: Any, now: int) -> None:
+        self.TABLE[request.state][what](self, request, message, now)
+
+    # --- what transitions are made of ---------------------------------------------
+
+    def _end(
+        self, request: Request, reason: Reason | None, detail: str, finished: Finished | None = None
+    ) -> None:
+        """Over: the client hears at once, and both sides, also the one that reported it."""
+        submit = request.submit
+        del self.requests[submit.transfer]
+        self._live_ids.remove(submit.request_id)
+        self.emit(Ended(submit.transfer, reason, detail, finished))
+        if request.state is State.QUEUED:
+            self._queue.remove(request)
+            return
+        if request.stream_id is not None:
+            del self._by_stream[request.stream_id]
+        end = End(submit.request_id, submit.transfer, reason)
+        self.send(Role.PREFILL, end)
+        self.send(Role.DECODE, end)
+
+    def _admit(self, request: Request) -> None:
+        submit = request.submit
+        request.state = State.PENDING
+        self._admits_sent += 1
+        self._unseen.append(submit.pages)
+        key = (submit.request_id, submit.transfer)
+        self.send(
+            Role.DECODE,
+            Admit(*key, submit.prompt_rows, submit.max_rows, submit.sampling, submit.trace),
+        )
+        prompt = (submit.prompt, submit.prompt_rows)
+        self.send(Role.PREFILL, Prefill(*key, *prompt, submit.sampling, submit.voice, submit.trace))
+        self.emit(Admitted(submit.transfer))
+
+    def _fits(self, request: Request) -> bool:
+        credit = self.credit
+        if credit is None or credit.refusing is not None or not self._ready:
+            return False
+        slots = credit.free_slots - len(self._unseen)
+        return slots > 0 and credit.free_pages - sum(self._unseen) >= request.submit.pages
+
+    # --- admission and timers -------------------------------------------------------
+
+    def _settle(self, now: int) -> None:
+        while self._queue and self._fits(self._queue[0]):
+            self._admit(self._queue.popleft())
+        if self.draining and not self._drained_told and not self.requests:
+            self._drained_told = True
+            self.emit(Drained())
+
+    def next_timer(self) -> int | None:
+        due = [r.submit.deadline_ns for r in self.requests.values()]
+        due += [r.queued_until_ns for r in self._queue]
+        return min(due, default=None)
+
+    def _on_timer(self, now: int) -> None:
+        for request in list(self.requests.values()):
+            if request.submit.deadline_ns <= now:
+                self._step(request, Input.DEADLINE, None, now)
+        for request in list(self._queue):
+            if request.queued_until_ns <= now:
+                self.emit(Count("requests_overloaded"))
+                refusing = None if self.credit is None else self.credit.refusing
+                reason = Reason.OVERLOADED if refusing is None else refusing
+                self._end(request, reason, "no stream slot or pages came free in time")

@@ -1,0 +1,44 @@
+"""What lb's machine keeps of one request, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from duplet_core.effects import Submit
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    PENDING = "pending"
+    STREAMING = "streaming"
+
+
+class Input(Enum):
+    """What can happen to a request."""
+
+    CANCEL = "the client ended it"
+    DEADLINE = "its time is over"
+    REFUSED = "decode reserved nothing"
+    FAILED = "prefill or decode cannot go on"
+    STOPPED_AT_ONCE = "the first row was the stop row"
+    ACCEPTED = "decode verified the KV"
+    ROWS = "decode made a row"
+    FINISHED = "decode finished it"
+    PREFILL_LOST = "prefill's stream ended"
+    DECODE_LOST = "decode's stream ended"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    queue_limit: int = 64
+    queue_wait_ns: int = 50_000_000
+    """A request that finds no credit waits for so long before it is refused."""
+
+
+@dataclass(slots=True)
+class Request:
+    submit: Submit
+    queued_until_ns: int
+    state: State = State.QUEUED
+    stream_id: int | None = None

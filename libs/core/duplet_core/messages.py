@@ -1,0 +1,281 @@
+"""What peers say to each other, as core's types. `protos/` is the same on the wire.
+
+Fields named `pages` hold page numbers of the pool that the sentence is about; `*_ns` are
+times of the machine's monotonic clock. Payloads that core only carries (`rows`, `stamps`,
+digests) stay bytes or tuples and are never interpreted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duplet_core.errors import Reason
+from duplet_core.ids import InstanceId, Role, TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How rows are drawn; a row is a function of (seed, position) and the KV before it."""
+
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_window: int
+    """Draw again when the semantic token is among the last so many; 0 switches it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What the last Move carries through kvproxy to decode."""
+
+    first_row: bytes
+    """The first output row, little-endian int32 [1 + codebooks]."""
+    digests: tuple[bytes, ...]
+    """16 bytes a prompt page, over the page's valid rows (S10)."""
+    stamps: tuple[int, ...]
+    """Prefill's times in ns: see `duplet_core.timeline`."""
+
+
+# --- every pair -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of either end of a peer stream."""
+
+    role: Role
+    instance: InstanceId
+    version: int
+    number: int
+    """The dialer's stream number, growing over its life; the acceptor echoes it."""
+    to_instance: InstanceId | None = None
+    """Whom the sender means; None while it does not know."""
+    held: tuple[TransferId, ...] = ()
+    """To kvproxy only. From decode: transfers with pages granted or quarantined under this
+    writer; each counts as an Abort. From prefill: transfers whose source pages are held."""
+    spec: str = ""
+    """From prefill and decode to lb: the model's spec as canonical JSON."""
+    credit: Credit | None = None
+    """From decode to lb."""
+
+
+# Between lb and its peers `transfer` names the attempt: a request id may return after its end,
+# and a late message about the earlier use must not be taken for the later one.
+
+# --- lb <-> decode ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """lb -> decode: reserve pages for prompt and longest output, grant the prompt's."""
+
+    request_id: str
+    transfer: TransferId
+    prompt_rows: int
+    max_rows: int
+    """Most output rows, first row included; already clipped to the longest sequence."""
+    sampling: Sampling
+    trace: str = ""
+    """W3C traceparent, carried for spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """lb -> prefill, lb -> decode: the request is over. Sent to both sides at every end."""
+
+    request_id: str
+    transfer: TransferId
+    reason: Reason | None
+    """None: it finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """decode -> lb: what it can take, in Hello and on change."""
+
+    total_pages: int
+    free_pages: int
+    free_slots: int
+    admits_seen: int
+    """Admits processed on this stream; lb subtracts those sent beyond it."""
+    refusing: Reason | None = None
+    """Why nothing new is taken (DRAINING, QUARANTINE, WRITER_LOST); None: admits are welcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """decode -> lb: the Admit reserved nothing."""
+
+    request_id: str
+    transfer: TransferId
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """decode -> lb: the KV landed and verified; rows of `stream_id` are this request's."""
+
+    request_id: str
+    transfer: TransferId
+    stream_id: int
+    first_row: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """decode -> lb: one decode step's rows of all streams."""
+
+    step: int
+    stream_ids: tuple[int, ...]
+    rows: bytes
+    """Little-endian int32 [len(stream_ids), 1 + codebooks]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """decode -> lb: the stream ended well (stop row or length limit)."""
+
+    request_id: str
+    transfer: TransferId
+    stop: bool
+    """True: stop row (not among the rows sent). False: length limit."""
+    output_rows: int
+    kv_checks: int
+    stamps: tuple[int, ...]
+    """Prefill's, kvproxy's and decode's times in ns: see `duplet_core.timeline`."""
+    cached_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """decode -> lb, prefill -> lb: the request cannot go on."""
+
+    request_id: str
+    transfer: TransferId
+    reason: Reason
+    detail: str
+
+
+# --- lb <-> prefill -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """lb -> prefill: compute this prompt and move it under `transfer`."""
+
+    request_id: str
+    transfer: TransferId
+    prompt: bytes
+    """Little-endian int32 [rows, 1 + codebooks], checked by lb."""
+    prompt_rows: int
+    sampling: Sampling
+    voice: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedAtOnce:
+    """prefill -> lb: the first drawn row was the stop row; there is no output."""
+
+    request_id: str
+    transfer: TransferId
+    stamps: tuple[int, ...]
+
+
+# --- decode <-> kvproxy -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """decode -> kvproxy: this transfer may write these pages. Sent once, never repeated."""
+
+    transfer: TransferId
+    pages: tuple[int, ...]
+    """Pages of decode's pool for the prompt's rows, in row order."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """decode -> kvproxy: delete the grant; answer AbortAck when no copy is outstanding."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAck:
+    """kvproxy -> decode: no copy of the transfer is outstanding and none can start (S3)."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """kvproxy -> decode: the first copy was queued; the transfer's deadline runs (S5)."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """kvproxy -> decode: all rows are in the granted pages; the grant is consumed. Proof (S2a)."""
+
+    transfer: TransferId
+    rows: int
+    handoff: Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """kvproxy -> decode: the transfer ended with no copy outstanding. Proof (S2a)."""
+
+    transfer: TransferId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBroken:
+    """kvproxy -> decode: the transfer cannot land, copies may be outstanding. No proof."""
+
+    transfer: TransferId
+    detail: str
+
+
+# --- prefill <-> kvproxy ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """prefill -> kvproxy: copy these computed rows. Waits, without a timer, for the grant."""
+
+    transfer: TransferId
+    start_row: int
+    count: int
+    pages: tuple[int, ...]
+    """Pages of prefill's pool that hold rows [start_row, start_row + count), in row order;
+    the first holds row start_row - start_row % page_rows."""
+    handoff: Handoff | None = None
+    """With the last Move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """prefill -> kvproxy: end the transfer; answered by SourceReleased, also when unknown."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReleased:
+    """kvproxy -> prefill: no copy reads the transfer's source pages and none will (S6)."""
+
+    transfer: TransferId
+
+
+Message = (
+    Hello | Admit | End | Credit | Refused | Accepted | StepRows | Finished | Failed
+    | Prefill | StoppedAtOnce | Grant | Abort | AbortAck | Started | Landed
+    | TransferFailed | TransferBroken | Move | Drop | SourceReleased
+)  # fmt: skip

@@ -1,0 +1,283 @@
+"""Prefill's machine: it computes prompts in arrival order and lends their pages to the writer.
+
+A transfer's stay in prefill:
+
+    QUEUED     waits for pages, first come first served: admission at decode is in the same
+               order, so no two requests can each hold what the other waits for
+    COMPUTING  the engine computes chunks; each computed chunk leaves at once as a Move
+    HANDED     the engine is done; the writer may still read, or the first row was the stop row
+    STOPPING   the request is over, the engine has not yet let go (the writer may owe as well)
+    OWED       the engine let go, the writer has not yet said SourceReleased
+
+Source pages are held from QUEUED's end until the engine let go *and* no writer owes a
+SourceReleased (S6). A writer owes one from the first Move on; its death pays as well. The
+next Hello to the same writer lists what is owed, so a lost SourceReleased is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from duplet_core import engine
+from duplet_core.effects import Log, ToEngineEffect
+from duplet_core.errors import Reason, require
+from duplet_core.ids import RequestKey, Role, TransferId
+from duplet_core.machine import Outlet
+from duplet_core.messages import (
+    Drop,
+    Failed,
+    Handoff,
+    Move,
+    Prefill,
+    SourceReleased,
+    StoppedAtOnce,
+)
+from duplet_core.prefill_state import Input, Job, PrefillConfig, State
+from duplet_core.sources import SourcePages
+
+
+class Jobs:
+    """Owner of prefill's pages and of every transfer that holds some or waits for them."""
+
+    def __init__(self, config: PrefillConfig, out: Outlet) -> None:
+        self.config = config
+        self.pages = SourcePages(config.pages)
+        self.by_transfer: dict[TransferId, Job] = {}
+        self.by_key: dict[RequestKey, Job] = {}
+        """Requests that are not over; their ids are taken."""
+        self.by_seq: dict[int, Job] = {}
+        """Transfers whose pages the engine may name."""
+        self.queue: deque[Job] = deque()
+        self._out = out
+        self._next_seq = 1
+
+    def enqueue(self, key: RequestKey, prefill: Prefill, now: int) -> None:
+        """Enter a request; it starts once every earlier one has its pages."""
+        job = Job(key, prefill.transfer, prefill.prompt, prefill.prompt_rows, prefill.sampling, now)
+        self.by_transfer[job.transfer] = job
+        self.by_key[key] = job
+        self.queue.append(job)
+
+    def start_queued(self) -> None:
+        """Hand the engine what has pages now, strictly in arrival order."""
+        while self.queue:
+            job = self.queue[0]
+            pages = self.pages.hold(job.transfer, self.pages_for(job.prompt_rows))
+            if pages is None:
+                return
+            self.queue.popleft()
+            assert job.prompt is not None
+            job.state = State.COMPUTING
+            job.pages = pages
+            job.seq = self._next_seq
+            self._next_seq += 1
+            self.by_seq[job.seq] = job
+            start = engine.Start(job.seq, pages, job.prompt, 0, 0, job.sampling)
+            self._out.emit(ToEngineEffect(start))
+            job.prompt = None  # the engine's copy is enough
+
+    def step(self, job: Job, what: Input, message: Any, now: int) -> None:
+        """Apply one input to one transfer, by the table."""
+        self.TABLE[job.state][what](self, job, message, now)
+
+    def step_seq(self, seq: int, what: Input, message: Any, now: int) -> None:
+        """The same for the engine's word on a sequence."""
+        job = self.by_seq.get(seq)
+        require(job is not None, "the engine speaks of open sequences only")
+        assert job is not None
+        self.step(job, what, message, now)
+
+    def pages_for(self, rows: int) -> int:
+        return -(-rows // self.config.page_rows)
+
+    # --- transitions: one method each, named in the table below ----------------------
+
+    def _ignore(self, job: Job, message: Any, now: int) -> None:
+        """Decided: changes nothing."""
+
+    def _impossible(self, job: Job, message: Any, now: int) -> None:
+        require(False, f"{type(message).__name__} for a transfer that is {job.state}")
+
+    def _unqueue(self, job: Job, message: Any, now: int) -> None:
+        self.queue.remove(job)
+        self._end_request(job)
+        del self.by_transfer[job.transfer]
+
+    def _move_part(self, job: Job, message: engine.ChunkDone, now: int) -> None:
+        job.digests += message.digests
+        if not self._move(job, message.rows, None):
+            self._no_writer(job)
+            self._stop_engine(job)
+
+    def _move_last(self, job: Job, message: engine.ChunkDone, now: int) -> None:
+        """The engine has ended the sequence with this chunk; it names no page any more."""
+        assert message.first_row is not None
+        self._close_seq(job)
+        job.digests += message.digests
+        stamps = (job.received_ns, message.started_ns, message.done_ns)
+        if message.stopped:
+            job.state = State.HANDED
+            self._tell(job, StoppedAtOnce(job.key.request_id, job.transfer, stamps))
+            return
+        if self._move(job, message.rows, Handoff(message.first_row, job.digests, stamps)):
+            job.state = State.HANDED
+            return
+        self._no_writer(job)
+        self._end_request(job)
+        self._await_release(job)
+
+    def _writer_broke(self, job: Job, message: Any, now: int) -> None:
+        """Parts are with a writer that will not take the rest."""
+        self._no_writer(job)
+        self._stop_engine(job)
+
+    def _writer_died(self, job: Job, message: Any, now: int) -> None:
+        job.owed = False
+        self._writer_broke(job, message, now)
+
+    def _ended_early(self, job: Job, message: SourceReleased, now: int) -> None:
+        """kvproxy ended the transfer while chunks still compute: the rest is for nobody."""
+        job.owed = False
+        self._fail(job, Reason.TRANSFER_FAILED, "kvproxy ended the transfer")
+        self._stop_engine(job)
+
+    def _end_computing(self, job: Job, message: Any, now: int) -> None:
+        self._drop(job)
+        self._stop_engine(job)
+
+    def _end_handed(self, job: Job, message: Any, now: int) -> None:
+        self._drop(job)
+        self._end_request(job)
+        self._await_release(job)
+
+    def _engine_failed(self, job: Job, message: engine.SeqFailed, now: int) -> None:
+        self._fail(job, Reason.ENGINE_FAILED, message.detail)
+        self._drop(job)
+        self._end_request(job)
+        job.state = State.STOPPING  # the engine's Stopped follows
+
+    def _let_go(self, job: Job, message: Any, now: int) -> None:
+        self._close_seq(job)
+        self._await_release(job)
+
+    def _chunk_after_stop(self, job: Job, message: engine.ChunkDone, now: int) -> None:
+        """The last chunk crossed our Stop: it stands for the Stopped."""
+        self._let_go(job, message, now)
+
+    def _paid(self, job: Job, message: Any, now: int) -> None:
+        """The writer's lifetime of the pages is over, and so is the engine's."""
+        job.owed = False
+        if job.state is State.HANDED:
+            self._end_request(job)
+        self._free(job)
+
+    def _paid_first(self, job: Job, message: Any, now: int) -> None:
+        job.owed = False  # the engine still names the pages
+
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
+        State.QUEUED: {
+            Input.END: _unqueue,
+            Input.CHUNK: _impossible,
+            Input.LAST_CHUNK: _impossible,
+            Input.ENGINE_FAILED: _impossible,
+            Input.STOPPED: _impossible,
+            Input.RELEASED: _impossible,  # no writer is owed to yet
+            Input.WRITER_LOST: _impossible,
+            Input.WRITER_DIED: _impossible,
+        },
+        State.COMPUTING: {
+            Input.END: _end_computing,
+            Input.CHUNK: _move_part,
+            Input.LAST_CHUNK: _move_last,
+            Input.ENGINE_FAILED: _engine_failed,
+            Input.STOPPED: _impossible,
+            Input.RELEASED: _ended_early,
+            Input.WRITER_LOST: _writer_broke,
+            Input.WRITER_DIED: _writer_died,
+        },
+        State.HANDED: {
+            Input.END: _end_handed,
+            Input.CHUNK: _impossible,
+            Input.LAST_CHUNK: _impossible,
+            Input.ENGINE_FAILED: _impossible,
+            Input.STOPPED: _impossible,
+            Input.RELEASED: _paid,
+            Input.WRITER_LOST: _ignore,  # decode decides the request; our Hello asks for the pages
+            Input.WRITER_DIED: _paid,
+        },
+        State.STOPPING: {
+            Input.END: _ignore,
+            Input.CHUNK: _ignore,  # crossed our Stop
+            Input.LAST_CHUNK: _chunk_after_stop,
+            Input.ENGINE_FAILED: _ignore,  # its Stopped follows
+            Input.STOPPED: _let_go,
+            Input.RELEASED: _paid_first,
+            Input.WRITER_LOST: _ignore,
+            Input.WRITER_DIED: _paid_first,
+        },
+        State.OWED: {
+            Input.END: _ignore,
+            Input.CHUNK: _impossible,
+            Input.LAST_CHUNK: _impossible,
+            Input.ENGINE_FAILED: _impossible,
+            Input.STOPPED: _impossible,
+            Input.RELEASED: _paid,
+            Input.WRITER_LOST: _ignore,
+            Input.WRITER_DIED: _paid,
+        },
+    }
+
+    # --- what transitions are made of ---------------------------------------------
+
+    def _move(self, job: Job, rows: int, handoff: Handoff | None) -> bool:
+        """Lend rows [moved_rows, rows) to the writer; False when there is none to lend to."""
+        first = job.moved_rows // self.config.page_rows
+        pages = job.pages[first : self.pages_for(rows)]
+        move = Move(job.transfer, job.moved_rows, rows - job.moved_rows, pages, handoff)
+        if job.writer is None:
+            job.writer = self._out.instance_of(Role.KVPROXY)
+        if job.writer is None or not self._out.send(Role.KVPROXY, move, only=job.writer):
+            return False
+        job.moved_rows = rows
+        job.owed = True
+        return True
+
+    def _drop(self, job: Job) -> None:
+        # Without a stream to that writer the next Hello asks instead.
+        if job.owed:
+            self._out.send(Role.KVPROXY, Drop(job.transfer), only=job.writer)
+
+    def _no_writer(self, job: Job) -> None:
+        self._fail(job, Reason.WRITER_LOST, "the stream to kvproxy ended")
+
+    def _stop_engine(self, job: Job) -> None:
+        self._out.emit(ToEngineEffect(engine.Stop(job.seq)))
+        self._end_request(job)
+        job.state = State.STOPPING
+
+    def _end_request(self, job: Job) -> None:
+        """The request is over and its id may return; its pages may still be held."""
+        del self.by_key[job.key]
+
+    def _close_seq(self, job: Job) -> None:
+        del self.by_seq[job.seq]
+
+    def _await_release(self, job: Job) -> None:
+        if job.owed:
+            job.state = State.OWED
+        else:
+            self._free(job)
+
+    def _free(self, job: Job) -> None:
+        require(not job.owed and job.seq not in self.by_seq, "both lifetimes of a page are over")
+        self.pages.release(job.transfer)
+        del self.by_transfer[job.transfer]
+
+    def _tell(self, job: Job, message: StoppedAtOnce | Failed) -> None:
+        self._out.send(Role.LB, message, only=job.key.lb)
+
+    def _fail(self, job: Job, reason: Reason, detail: str) -> None:
+        self._out.emit(Log("failed", job.key.request_id, job.transfer, f"{reason}: {detail}"))
+        self._tell(job, Failed(job.key.request_id, job.transfer, reason, detail))

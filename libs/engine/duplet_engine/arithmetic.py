@@ -1,0 +1,88 @@
+"""Arithmetic whose result for one row does not depend on the rows beside it.
+
+That is the ground of "the same request gives the same rows in any company", bit by bit. What
+breaks it on a CPU, and the rule against it here:
+
+- A matrix product picks another kernel, with another order of sums, for fewer than 4 rows.
+  With several threads the rows are first divided among them, so 5, 6, 7, 9, 10 or 11 rows
+  break it too. Products therefore take a multiple of `ROW_TILE` rows, padded with anything:
+  then no thread is left with fewer than 4. `check_row_independence` tries it at start.
+- `silu` and `sigmoid` compute the last few elements of an array by another formula than the
+  vectorised rest. `swiglu` is made of `exp`, which does not, and of exact operations.
+- A sum over rows or over a dimension that grows with the batch or the context regroups.
+  Sums here run over dimensions of fixed size, or one after the other in a loop.
+- Fused multiply-add (`addcmul`, `baddbmm` and kin) is left out for the same reason.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from duplet_core.errors import InvariantError
+
+ROW_TILE = 8
+"""Every matrix product has a multiple of so many rows."""
+
+
+def pad_rows(count: int) -> int:
+    """Round `count` up to whole row tiles, at least one."""
+    return max(ROW_TILE, -(-count // ROW_TILE) * ROW_TILE)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [m, k] @ weight [n, k].T`, m a multiple of ROW_TILE."""
+    if x.shape[0] % ROW_TILE:
+        raise InvariantError(f"linear over {x.shape[0]} rows, not whole tiles of {ROW_TILE}")
+    return functional.linear(x, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / rms(x) * weight` over the last dimension, in float32."""
+    x32 = x.float()
+    mean_square = (x32 * x32).sum(-1, keepdim=True) / x.shape[-1]
+    return (x32 * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up`."""
+    return gate / (1.0 + torch.exp(-gate)) * up
+
+
+def rope_tables(positions: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin `[positions, head_dim / 2]`, float32 values rounded to bfloat16.
+
+    The models were trained with rounded tables; exact ones give over-long, garbled audio.
+    """
+    pair = torch.arange(0, head_dim, 2, dtype=torch.float32)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), base ** (-pair / head_dim))
+    return angles.cos().bfloat16().float(), angles.sin().bfloat16().float()
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn adjacent pairs (2j, 2j + 1) of `x [m, heads, head_dim]` by `cos, sin [m, dim / 2]`."""
+    pairs = x.unflatten(-1, (-1, 2))
+    even, odd = pairs[..., 0], pairs[..., 1]
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+
+
+def check_row_independence(shapes: set[tuple[int, int]]) -> None:
+    """Try the rule of `ROW_TILE` on this machine for weights of these `[n, k]` shapes.
+
+    Raises:
+        InvariantError: a row's product depends on the rows beside it; the same request would
+            give different rows in different company.
+    """
+    for n, k in sorted(shapes):
+        weight = (torch.arange(n * k) % 251 - 125).float().view(n, k) / 97
+        rows = (torch.arange(256 * k) % 241 - 120).float().view(256, k) / 89
+        whole = linear(rows, weight)
+        for count in (8, 16, 24, 32, 64, 128):
+            parts = torch.cat([linear(part, weight) for part in rows.split(count)[:-1]])
+            if not torch.equal(parts, whole[: parts.shape[0]]):
+                raise InvariantError(
+                    f"a product with a [{n}, {k}] weight differs between {count} and 256 rows "
+                    f"on {torch.get_num_threads()} threads: use fewer threads"
+                )

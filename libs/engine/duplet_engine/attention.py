@@ -1,0 +1,175 @@
+"""Attention over fixed blocks with online softmax, in a fixed order.
+
+For a query the work is cut at absolute block borders: each block gives its largest score
+`m_b`, the sum `l_b` of `exp(score - m_b)` and the weighted sum `a_b` of its values; then
+
+    out = sum_b exp(m_b - m) a_b / sum_b exp(m_b - m) l_b,    m = max_b m_b,
+
+summed from the first block to the last. A block that is masked for a query adds exact zeros,
+so neither the chunk that a prompt was cut into nor a longer neighbour in the batch moves a
+bit of the result.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from duplet_engine.arithmetic import pad_rows
+from duplet_engine.kv_store import KvStore
+
+QUERY_TILE = 32
+"""Rows of one prompt that share one pass over the keys."""
+_LOWEST = -1e30
+"""Stands for the largest score of a block that is masked whole: -inf - -inf is no number."""
+
+
+class Attention(Protocol):
+    """Where a transformer's keys and values live, and which of them a query may see."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store `key, value [m, kv_heads, dim]`; answer `query [m, heads, dim]` with
+        [m, heads * dim]."""
+        ...
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tensor:
+    """Answer n batches of t queries.
+
+    Args:
+        query: [n, t, heads, dim].
+        keys: [n, blocks, kv_heads, block_rows, dim], contiguous.
+        values: the same; finite everywhere.
+        masked: bool, broadcastable to [n, blocks, kv_heads, t, 1, block_rows]: keys that a
+            query may not see. Each query sees at least one.
+
+    Returns:
+        [n, t, heads * dim]
+    """
+    n, t, heads, dim = query.shape
+    _, blocks, kv_heads, block_rows, _ = keys.shape
+    group = heads // kv_heads
+    rows = pad_rows(t * group)
+    tiles = query.new_zeros(n, 1, kv_heads, rows, dim)
+    by_head = (query * dim**-0.5).view(n, t, kv_heads, group, dim).transpose(1, 2)
+    tiles[:, 0, :, : t * group] = by_head.reshape(n, kv_heads, t * group, dim)
+    batch = n * blocks * kv_heads
+    tiles = tiles.expand(n, blocks, kv_heads, rows, dim).reshape(batch, rows, dim)
+    scores = torch.bmm(tiles, keys.view(batch, block_rows, dim).transpose(1, 2))
+    scores = scores.view(n, blocks, kv_heads, rows, block_rows)
+    real = scores[:, :, :, : t * group].unflatten(3, (t, group))
+    real.masked_fill_(masked, float("-inf"))
+
+    block_top = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
+    weights = torch.exp(scores - block_top)
+    block_sum = weights.sum(-1, keepdim=True)
+    block_out = torch.bmm(
+        weights.view(batch, rows, block_rows), values.view(batch, block_rows, dim)
+    ).view(n, blocks, kv_heads, rows, dim)
+    share = torch.exp(block_top - block_top.amax(1, keepdim=True))
+    block_sum = block_sum * share
+    block_out = block_out * share
+    total, out = block_sum[:, 0], block_out[:, 0]
+    for block in range(1, blocks):
+        total = total + block_sum[:, block]
+        out = out + block_out[:, block]
+    out = (out / total)[:, :, : t * group].view(n, kv_heads, t, group, dim)
+    return out.transpose(1, 2).reshape(n, t, heads * dim)
+
+
+class ChunkAttention:
+    """Consecutive rows of one sequence: a chunk of a prompt.
+
+    Lives for one chunk. Rows past `count`, which pad the chunk to whole query tiles, are
+    answered with something finite and never stored.
+    """
+
+    def __init__(self, store: KvStore, pages: Tensor, start_row: int, count: int) -> None:
+        """`pages` int64 [pages of the sequence]; rows [start_row, start_row + count)."""
+        self._store = store
+        self._count = count
+        end = start_row + count
+        positions = torch.arange(start_row, end)
+        self._places = store.row_places(pages[positions // store.page_rows], positions)
+        blocks = store.blocks_for(end)
+        tables = torch.zeros(1, blocks * store.pages_per_block, dtype=torch.int64)
+        used = min(-(-end // store.page_rows), pages.shape[0])
+        tables[0, :used] = pages[:used]
+        self._tables = tables
+        rows = torch.arange(blocks * store.block_rows).view(blocks, store.block_rows)
+        self._invalid = torch.arange(end, blocks * store.block_rows)
+        self._tiles = []
+        for first in range(0, count, QUERY_TILE):
+            last_rows = (start_row + first + torch.arange(QUERY_TILE)).clamp_max(end - 1)
+            seen = store.blocks_for(int(last_rows[-1]) + 1)
+            masked = rows[:seen, None, :] > last_rows[None, :, None]
+            self._tiles.append((first, seen, masked[None, :, None, :, None, :]))
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        count = self._count
+        self._store.write(layer, self._places, key[:count], value[:count])
+        keys, values = self._store.gather(layer, self._tables, self._invalid)
+        outs = [
+            attend(
+                query[None, first : first + QUERY_TILE], keys[:, :seen], values[:, :seen], masked
+            )
+            for first, seen, masked in self._tiles
+        ]
+        return torch.cat(outs, dim=1)[0]
+
+
+class StepAttention:
+    """The newest row of each of several sequences: one decode step.
+
+    Lives for one step. Rows past `count` pad the batch and are never stored.
+    """
+
+    def __init__(self, store: KvStore, tables: Tensor, positions: Tensor, count: int) -> None:
+        """`tables` int64 [m, pages], `positions` int64 [m] of the rows to compute."""
+        self._store = store
+        self._count = count
+        page_of_row = tables.gather(1, (positions // store.page_rows)[:, None])[:, 0]
+        self._places = store.row_places(page_of_row, positions)[:count]
+        blocks = store.blocks_for(int(positions.max()) + 1)
+        self._tables = tables[:, : blocks * store.pages_per_block]
+        rows = torch.arange(blocks * store.block_rows).view(1, blocks, store.block_rows)
+        invalid = rows > positions[:, None, None]
+        self._invalid = invalid.reshape(-1).nonzero()[:, 0]
+        self._masked = invalid[:, :, None, None, None, :]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        count = self._count
+        self._store.write(layer, self._places, key[:count], value[:count])
+        keys, values = self._store.gather(layer, self._tables, self._invalid)
+        return attend(query[:, None], keys, values, self._masked)[:, 0]
+
+
+class RowAttention:
+    """The codebook transformer's own short memory: the positions of one output row.
+
+    Owns its cache, which lives for one row of a batch.
+    """
+
+    def __init__(self, layers: int, batch: int, positions: int, kv_heads: int, dim: int) -> None:
+        slots = pad_rows(positions)
+        self._keys = torch.zeros(layers, batch, 1, kv_heads, slots, dim)
+        self._values = torch.zeros_like(self._keys)
+        self._slot = torch.arange(slots)
+        self._first = 0
+
+    def advance(self, first: int) -> None:
+        """The next call's rows are `[batch, t]` positions from `first` on."""
+        self._first = first
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        batch = self._keys.shape[1]
+        t = query.shape[0] // batch
+        span = slice(self._first, self._first + t)
+        self._keys[layer, :, 0, :, span] = key.view(batch, t, *key.shape[1:]).transpose(1, 2)
+        self._values[layer, :, 0, :, span] = value.view(batch, t, *value.shape[1:]).transpose(1, 2)
+        masked = self._slot[None, :] > torch.arange(self._first, self._first + t)[:, None]
+        query = query.view(batch, t, *query.shape[1:])
+        out = attend(query, self._keys[layer], self._values[layer], masked[:, None, :])
+        return out.view(batch * t, -1)

@@ -1,0 +1,213 @@
+"""The dual-AR transformer: rows in, hidden states and drawn rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from duplet_engine.arithmetic import apply_rope, linear, rms_norm, rope_tables, swiglu
+from duplet_engine.attention import Attention, RowAttention
+from duplet_engine.model_config import ModelConfig, TransformerConfig
+from duplet_engine.sampling import Draws, draw, draw_token, gumbel_noise, pad_entries
+
+
+class Block:
+    """Attention and MLP, each behind a norm and added to the stream.
+
+    Borrows its weights from the state dict that it was made from.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, weights: Mapping[str, Tensor], prefix: str
+    ) -> None:
+        self._config = config
+        self._attention_norm = weights[f"{prefix}.attention_norm.weight"]
+        self._wqkv = weights[f"{prefix}.attention.wqkv.weight"]
+        self._wo = weights[f"{prefix}.attention.wo.weight"]
+        if config.qk_norm:
+            self._q_norm = weights[f"{prefix}.attention.q_norm.weight"]
+            self._k_norm = weights[f"{prefix}.attention.k_norm.weight"]
+        self._ffn_norm = weights[f"{prefix}.ffn_norm.weight"]
+        self._w1 = weights[f"{prefix}.feed_forward.w1.weight"]
+        self._w3 = weights[f"{prefix}.feed_forward.w3.weight"]
+        self._w2 = weights[f"{prefix}.feed_forward.w2.weight"]
+
+    @property
+    def product_weights(self) -> list[Tensor]:
+        """The weights that products are made with; lent."""
+        return [self._wqkv, self._wo, self._w1, self._w3, self._w2]
+
+    def forward(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attention) -> Tensor:
+        """`x [m, width]` -> [m, width]; `cos, sin [m, head_dim / 2]` of the rows' positions."""
+        c = self._config
+        qkv = linear(rms_norm(x, self._attention_norm, c.norm_eps), self._wqkv)
+        qkv = qkv.view(x.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
+        query, key, value = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+        if c.qk_norm:
+            query = rms_norm(query, self._q_norm, c.norm_eps)
+            key = rms_norm(key, self._k_norm, c.norm_eps)
+        query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        x = x + linear(attend(layer, query, key, value), self._wo)
+        hidden = rms_norm(x, self._ffn_norm, c.norm_eps)
+        return x + linear(swiglu(linear(hidden, self._w1), linear(hidden, self._w3)), self._w2)
+
+
+class Transformer:
+    """A stack of blocks with its final norm. Owns its RoPE tables."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        positions: int,
+    ) -> None:
+        self._config = config
+        self._blocks = [
+            Block(config, weights, f"{prefix}.layers.{layer}") for layer in range(config.layers)
+        ]
+        self._norm = weights[f"{prefix}.norm.weight"]
+        self._cos, self._sin = rope_tables(positions, config.head_dim, config.rope_base)
+
+    @property
+    def product_weights(self) -> list[Tensor]:
+        """The weights that products are made with; lent."""
+        return [weight for block in self._blocks for weight in block.product_weights]
+
+    def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """`x [m, width]` at `positions int64 [m]` -> [m, width] after the final norm."""
+        cos, sin = self._cos[positions], self._sin[positions]
+        for layer, block in enumerate(self._blocks):
+            x = block.forward(layer, x, cos, sin, attend)
+        return rms_norm(x, self._norm, self._config.norm_eps)
+
+
+class DualAr:
+    """Backbone, head and codebook transformer of one model. Owns its weights."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self._embeddings = weights["text_model.model.embeddings.weight"]
+        self._backbone = Transformer(
+            config.backbone, weights, "text_model.model", config.longest_sequence
+        )
+        self._ids = torch.tensor(config.drawable_ids)
+        self._head = _pad_head(self._embeddings[self._ids])
+        self._stop_index = config.drawable_ids.index(config.stop_id)
+        small = config.codebook_transformer
+        if small is not None:
+            self._code_tables = weights["audio_decoder.codebook_embeddings.weight"]
+            self._code_offsets = torch.arange(config.codebooks) * config.codebook_entries
+            self._small_embeddings = weights["audio_decoder.embeddings.weight"]
+            self._small = Transformer(small, weights, "audio_decoder", config.codebooks)
+            output = weights["audio_decoder.output.weight"]
+            self._small_heads = [_pad_head(output[:size]) for size in config.codebook_sizes]
+
+    @property
+    def product_shapes(self) -> set[tuple[int, int]]:
+        """`[n, k]` of every weight that a product is made with."""
+        stacks, heads = [self._backbone], [self._head]
+        if self.config.codebook_transformer is not None:
+            stacks.append(self._small)
+            heads += self._small_heads
+        products = heads + [weight for stack in stacks for weight in stack.product_weights]
+        return {(weight.shape[0], weight.shape[1]) for weight in products}
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """`rows int64 [m, columns]` -> float32 [m, width]."""
+        c = self.config
+        tokens = rows[:, 0]
+        x = self._embeddings[tokens]
+        if not c.codebooks:
+            return x
+        codes = self._code_tables[rows[:, 1:] + self._code_offsets]
+        # One codebook after the other: a sum over a short dimension may regroup with m.
+        total = x
+        for book in range(c.codebooks):
+            total = total + codes[:, book]
+        semantic = (tokens >= c.semantic_first) & (tokens <= c.semantic_last)
+        return torch.where(semantic[:, None], total / c.columns**0.5, x)
+
+    def forward(self, rows: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """Run the backbone over `rows int64 [m, columns]` at `positions int64 [m]`, m whole row
+        tiles; returns hidden states, float32 [m, width], after the final norm."""
+        return self._backbone.forward(self.embed(rows), positions, attend)
+
+    def token_logits(self, hidden: Tensor) -> Tensor:
+        """`hidden [m, width]` -> [m, entries] over the drawable ids, -inf where padded."""
+        logits = linear(hidden, self._head)
+        logits[:, self._ids.shape[0] :] = float("-inf")
+        return logits
+
+    def draw_rows(self, hidden: Tensor, draws: Draws, recent: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the next row of each sequence.
+
+        Args:
+            hidden: float32 [m, width] at the newest row of each, m whole row tiles.
+            draws: how, [m].
+            recent: int64 [m, LONGEST_WINDOW], indices drawn before.
+
+        Returns:
+            rows int64 [m, columns] (codes are zeros beside the stop id) and the indices drawn
+            for column 0, int64 [m].
+        """
+        c = self.config
+        entries = self._head.shape[0]
+        redraw_column = c.columns
+        noise = gumbel_noise(draws.seed, draws.position, torch.tensor([0, redraw_column]), entries)
+        index = draw_token(
+            self.token_logits(hidden), draws, recent, self._stop_index, noise[:, 0], noise[:, 1]
+        )
+        tokens = self._ids[index]
+        if not c.codebooks:
+            return tokens[:, None], index
+        codes = self._draw_codes(hidden, tokens - c.semantic_first, draws)
+        stopped = tokens == c.stop_id
+        codes.masked_fill_(stopped[:, None], 0)
+        return torch.cat((tokens[:, None], codes), dim=1), index
+
+    def _draw_codes(self, hidden: Tensor, first_code: Tensor, draws: Draws) -> Tensor:
+        """Codes int64 [m, codebooks], the first one given."""
+        c = self.config
+        small = c.codebook_transformer
+        assert small is not None
+        m = hidden.shape[0]
+        attend = RowAttention(small.layers, m, c.codebooks, small.kv_heads, small.head_dim)
+        widest = max((head.shape[0] for head in self._small_heads[1:]), default=0)
+        noise = gumbel_noise(draws.seed, draws.position, torch.arange(2, c.columns), widest)
+        codes = [first_code.clamp(0, c.codebook_entries - 1)]
+        for book in range(1, c.codebooks):
+            x = self._small_embeddings[codes[-1]]
+            if book == 1:
+                # Positions 0, the hidden state, and 1, the first code, in one pass.
+                x = torch.stack((hidden, x), dim=1).view(2 * m, -1)
+                positions = torch.tensor([0, 1]).repeat(m)
+                attend.advance(0)
+            else:
+                positions = torch.full((m,), book)
+                attend.advance(book)
+            out = self._small.forward(x, positions, attend)
+            if book == 1:
+                out = out.view(m, 2, -1)[:, 1].contiguous()
+            logits = linear(out, self._small_heads[book])
+            logits[:, c.codebook_sizes[book] :] = float("-inf")
+            entries = logits.shape[1]
+            codes.append(
+                draw(
+                    logits,
+                    draws.temperature,
+                    draws.top_p,
+                    draws.top_k,
+                    noise[:, book - 1, :entries],
+                )
+            )
+        return torch.stack(codes, dim=1)
+
+
+def _pad_head(weight: Tensor) -> Tensor:
+    """Copy of an output weight with zero rows up to whole entry tiles."""
+    padded = weight.new_zeros(pad_entries(weight.shape[0]), weight.shape[1])
+    padded[: weight.shape[0]] = weight
+    return padded

@@ -1,0 +1,174 @@
+"""Drawing rows: a pure function of (seed, position) and the logits.
+
+Noise is a hash of (seed, position, column, entry), never the state of a generator, so a draw
+does not depend on the batch, the step or the process that makes it. With the Gumbel-max
+trick a draw is an argmax of scores plus noise.
+
+Filters follow the original order: sort, drop rank >= k or cumulative probability > p (the
+first always stays), then divide by the temperature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duplet_core.errors import InvalidInput, Reason
+from duplet_core.messages import Sampling
+
+LONGEST_WINDOW = 128
+"""Most rows that repetition-aware sampling looks back."""
+REDRAW_TEMPERATURE = 1.0
+REDRAW_TOP_P = 0.9
+ENTRY_TILE = 64
+"""Columns of logits are padded to a multiple of this, so that no array has an odd tail."""
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, as int64
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def pad_entries(count: int) -> int:
+    """Round a number of logits up to whole entry tiles."""
+    return -(-count // ENTRY_TILE) * ENTRY_TILE
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse what lb should have refused.
+
+    Raises:
+        InvalidInput: the detail names the field and its value.
+    """
+    s = sampling
+    checks = (
+        ("temperature", s.temperature, 0.0 <= s.temperature <= 100.0),
+        ("top_p", s.top_p, 0.0 < s.top_p <= 1.0),
+        ("top_k", s.top_k, s.top_k >= 0),
+        ("repetition_window", s.repetition_window, 0 <= s.repetition_window <= LONGEST_WINDOW),
+    )
+    for field, value, good in checks:
+        if not good:
+            raise InvalidInput(Reason.INVALID_SAMPLING, f"sampling.{field} is {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How each row of a batch is drawn. All tensors are [m]."""
+
+    seed: Tensor
+    """int64, the seed's low 64 bits."""
+    position: Tensor
+    """int64, absolute index of the row that is drawn."""
+    temperature: Tensor
+    """float64; 0 takes the most probable entry."""
+    top_p: Tensor
+    """float64."""
+    top_k: Tensor
+    """int64; 0 keeps all."""
+    window: Tensor
+    """int64."""
+
+
+def pack_sampling(samplings: list[Sampling], positions: list[int]) -> Draws:
+    """One `Draws` for several rows."""
+    return Draws(
+        seed=torch.tensor([as_int64(s.seed) for s in samplings], dtype=torch.int64),
+        position=torch.tensor(positions, dtype=torch.int64),
+        temperature=torch.tensor([s.temperature for s in samplings], dtype=torch.float64),
+        top_p=torch.tensor([s.top_p for s in samplings], dtype=torch.float64),
+        top_k=torch.tensor([s.top_k for s in samplings], dtype=torch.int64),
+        window=torch.tensor([s.repetition_window for s in samplings], dtype=torch.int64),
+    )
+
+
+def as_int64(seed: int) -> int:
+    """The low 64 bits as a signed integer."""
+    low = seed & 0xFFFF_FFFF_FFFF_FFFF
+    return low - (1 << 64) if low >> 63 else low
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64, wrapping."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def gumbel_noise(seed: Tensor, position: Tensor, columns: Tensor, entries: int) -> Tensor:
+    """Standard Gumbel noise, float64 [m, columns, entries].
+
+    Args:
+        seed: int64 [m].
+        position: int64 [m].
+        columns: int64 [c], numbers that tell draws of one row apart.
+        entries: entries a draw chooses from.
+    """
+    row_key = _mix(_mix(seed) + (position + 1) * _GOLDEN)
+    draw_key = _mix(row_key[:, None] + (columns + 1) * _GOLDEN)
+    bits = _mix(draw_key[:, :, None] + torch.arange(1, entries + 1) * _GOLDEN)
+    # 52 bits and a half: strictly inside (0, 1), so both logarithms are finite.
+    uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+    return -torch.log(-torch.log(uniform))
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Tensor
+) -> Tensor:
+    """Draw one entry a row.
+
+    Args:
+        logits: float32 [m, entries], entries a multiple of ENTRY_TILE, -inf where padded.
+        temperature, top_p: float64 [m].
+        top_k: int64 [m].
+        noise: float64 [m, entries].
+
+    Returns:
+        int64 [m]
+    """
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+    cumulative = torch.exp(ranked - ranked[:, :1]).double().cumsum(-1)
+    keep = cumulative <= top_p[:, None] * cumulative[:, -1:]
+    rank = torch.arange(logits.shape[1])
+    keep &= (rank < top_k[:, None]) | (top_k == 0)[:, None]
+    keep[:, 0] = True
+    greedy = temperature == 0
+    scaled = ranked.double() / temperature.masked_fill(greedy, 1.0)[:, None]
+    scores = (scaled + noise.gather(1, order)).masked_fill_(~keep, float("-inf"))
+    best = scores.argmax(-1).masked_fill_(greedy, 0)
+    return order.gather(1, best[:, None])[:, 0]
+
+
+def draw_token(
+    logits: Tensor, draws: Draws, recent: Tensor, stop_index: int, noise: Tensor, redraw: Tensor
+) -> Tensor:
+    """Draw column 0 as an index into the drawable ids, repetition-aware.
+
+    An index that is among the stream's last `window` ones is drawn again, at REDRAW_*, with
+    noise of its own. Stop is never drawn again, and neither is anything at temperature 0.
+
+    Args:
+        logits: float32 [m, entries].
+        draws: the batch's sampling.
+        recent: int64 [m, LONGEST_WINDOW], indices drawn before, newest last, -1 where none.
+        stop_index: index of the stop id.
+        noise, redraw: float64 [m, entries], independent.
+
+    Returns:
+        int64 [m]
+    """
+    first = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise)
+    age = torch.arange(LONGEST_WINDOW, 0, -1)
+    repeated = ((recent == first[:, None]) & (age <= draws.window[:, None])).any(-1)
+    repeated &= (first != stop_index) & (draws.temperature > 0)
+    if not repeated.any():
+        return first
+    hot = torch.full_like(draws.temperature, REDRAW_TEMPERATURE)
+    wide = torch.full_like(draws.top_p, REDRAW_TOP_P)
+    second = draw(logits, hot, wide, draws.top_k, redraw)
+    return torch.where(repeated, second, first)

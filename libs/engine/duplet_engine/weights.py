@@ -1,0 +1,87 @@
+"""Weights: deterministic ones for built-in models, and the fingerprint of any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from duplet_engine.model_config import ModelConfig, TransformerConfig
+
+_ARITHMETIC = "cpu-blocks-1"
+"""Name of how the CPU engine computes; changes with anything that changes KV."""
+
+
+def uniform_tensor(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+    """Uniform values around 0, the same on every machine and in every library version.
+
+    PCG64's raw output and exact arithmetic only: the distributions of NumPy and torch may
+    change between versions.
+    """
+    key = xxhash.xxh3_64_intdigest(name.encode(), seed=seed)
+    raw = np.random.PCG64(key).random_raw(int(np.prod(shape)))
+    unit = (raw >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1.0
+    return torch.from_numpy((unit * (std * 3.0**0.5)).astype(np.float32).reshape(shape))
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model's tensors, as its published checkpoints have them."""
+    backbone = config.backbone
+    shapes: dict[str, tuple[int, ...]] = {
+        "text_model.model.embeddings.weight": (config.vocab, backbone.width),
+        "text_model.model.norm.weight": (backbone.width,),
+        **_block_shapes("text_model.model", backbone),
+    }
+    small = config.codebook_transformer
+    if small is not None:
+        entries = config.codebook_entries
+        shapes |= {
+            "audio_decoder.codebook_embeddings.weight": (
+                config.codebooks * entries,
+                backbone.width,
+            ),
+            "audio_decoder.embeddings.weight": (entries, small.width),
+            "audio_decoder.norm.weight": (small.width,),
+            "audio_decoder.output.weight": (entries, small.width),
+            **_block_shapes("audio_decoder", small),
+        }
+    return shapes
+
+
+def _block_shapes(prefix: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    heads_width = config.heads * config.head_dim
+    qkv_width = heads_width + 2 * config.kv_heads * config.head_dim
+    for layer in range(config.layers):
+        block = f"{prefix}.layers.{layer}"
+        shapes[f"{block}.attention_norm.weight"] = (config.width,)
+        shapes[f"{block}.attention.wqkv.weight"] = (qkv_width, config.width)
+        shapes[f"{block}.attention.wo.weight"] = (config.width, heads_width)
+        if config.qk_norm:
+            shapes[f"{block}.attention.q_norm.weight"] = (config.head_dim,)
+            shapes[f"{block}.attention.k_norm.weight"] = (config.head_dim,)
+        shapes[f"{block}.ffn_norm.weight"] = (config.width,)
+        shapes[f"{block}.feed_forward.w1.weight"] = (config.mlp, config.width)
+        shapes[f"{block}.feed_forward.w3.weight"] = (config.mlp, config.width)
+        shapes[f"{block}.feed_forward.w2.weight"] = (config.width, config.mlp)
+    return shapes
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Digest of weights, dtype and arithmetic: equal fingerprints give equal KV and rows.
+
+    The library's version and its choice of CPU kernels are part of it, because they decide
+    the last bits.
+    """
+    digest = xxhash.xxh3_128()
+    digest.update(
+        f"{_ARITHMETIC} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode()
+    )
+    for name in sorted(weights):
+        tensor = weights[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

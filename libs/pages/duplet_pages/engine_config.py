@@ -1,0 +1,36 @@
+"""What an I/O process tells its engine process at start, as one JSON argument."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Arrangement = Literal["page-major", "layer-major"]
+EngineRole = Literal["prefill", "decode", "monolith"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine process; `python -m duplet_engine --config JSON --link-fd N`."""
+
+    role: EngineRole
+    model: str = "tiny"
+    pool_pages: int = 2048
+    page_rows: int = 16
+    slots: int = 16
+    """Most sequences one decode step takes."""
+    chunk_rows: int = 256
+    """Most prompt rows one prefill step computes."""
+    arrangement: Arrangement = "page-major"
+    threads: int = 1
+    """Threads of one operator; the unit's processes share the machine's cores."""
+    recheck_at_end: bool = False
+    """Check the prompt's digests again when a stream ends (fault tests)."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> EngineConfig:
+        return EngineConfig(**json.loads(text))

@@ -1,0 +1,68 @@
+"""The model as its peers must know it: widths, ranges, page size and limits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from duplet_core.errors import InvalidInput, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Facts of one loaded model. lb is ready only when prefill's and decode's are equal."""
+
+    name: str
+    fingerprint: str
+    """Digest of weights, dtype and kernels' arithmetic: equal fingerprints give equal KV."""
+    codebooks: int
+    """0 for a plain language model."""
+    vocab: int
+    """Column 0 holds ids in [0, vocab)."""
+    codebook_sizes: tuple[int, ...]
+    """Useful entries of each codebook; columns 1.. hold codes in [0, size)."""
+    semantic_first: int
+    semantic_last: int
+    """At ids in [first, last] a row has codes and column 1 = id - first; elsewhere codes are 0.
+    Both 0 where the model has no semantic tokens."""
+    stop_id: int
+    page_rows: int
+    longest_sequence: int
+    """Most rows of prompt and output together."""
+    default_max_rows: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    """Of the KV: 'float32' or 'bfloat16'."""
+    kv_hash: str
+    """Name of the page digest (S10), such as 'xxh3-128'."""
+    rows_per_second: float
+    """Output rows that make one second of audio."""
+
+    @property
+    def columns(self) -> int:
+        """Integers a row."""
+        return 1 + self.codebooks
+
+    def pages_for(self, rows: int) -> int:
+        """Pages that hold `rows` rows."""
+        return -(-rows // self.page_rows)
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal specs give equal text."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> ModelSpec:
+        """Parse `to_json`'s text.
+
+        Raises:
+            InvalidInput: not a spec of this version.
+        """
+        try:
+            fields = json.loads(text)
+            fields["codebook_sizes"] = tuple(fields["codebook_sizes"])
+            return ModelSpec(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidInput(Reason.PEER_PROTOCOL, f"model spec: {error}") from error

@@ -1,0 +1,151 @@
+"""One peer stream while it is open: a reader task, a writer task, a bounded outbox.
+
+Shared by both ends; `peers` gives it the calls to read and write with. A stream ends once,
+for the first cause that comes: the other end, our close, a malformed message, an outbox that
+overflows. What is then still in the outbox is lost, as it would be with a broken connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from duplet_core.errors import Reason, RemoteProtocolError
+from duplet_core.messages import Message
+
+OUTBOX_MESSAGES = 1024
+"""Messages that wait for a peer that does not read; one more ends the stream."""
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Why a stream ended. `reason` is None when the other end finished or broke it."""
+
+    reason: Reason | None
+    detail: str
+
+
+class PeerStream(Generic[P]):
+    """One open stream. Owns its reader and writer task while `run` runs."""
+
+    def __init__(self, number: int, decode: Callable[[P], Message], outbox: int) -> None:
+        self.number = number
+        self._decode = decode
+        self._outbox: asyncio.Queue[P] = asyncio.Queue(outbox)
+        self._end: asyncio.Future[StreamEnd] = asyncio.get_running_loop().create_future()
+        # Owned here from `run` to `settle`.
+        self._writer: asyncio.Task[None] | None = None
+        self._in_write = False
+
+    @property
+    def ended(self) -> bool:
+        """True from the first cause of an end on; nothing is sent or received any more."""
+        return self._end.done()
+
+    def put(self, proto: P) -> None:
+        """Queue one message; ends the stream when the outbox is full."""
+        if self.ended:
+            return
+        try:
+            self._outbox.put_nowait(proto)
+        except asyncio.QueueFull:
+            self.finish(
+                Reason.PEER_PROTOCOL, f"{self._outbox.maxsize} messages wait; the peer reads none"
+            )
+
+    def finish(self, reason: Reason | None, detail: str) -> None:
+        """End the stream; only the first cause counts."""
+        if not self.ended:
+            self._end.set_result(StreamEnd(reason, detail))
+
+    async def run(
+        self,
+        read: Callable[[], Awaitable[object]],
+        write: Callable[[P], Awaitable[None]],
+        take: Callable[[Message], None],
+    ) -> StreamEnd:
+        """Read and write until the stream ends; `settle` must follow.
+
+        `take` gets every message in the order of arrival, until the stream has an end. Reading
+        is not possible any more then; a write may still be under way.
+
+        Raises:
+            Exception: whatever `take` raised.
+        """
+        reader = asyncio.create_task(self._read_all(read, take))
+        self._writer = asyncio.create_task(self._write_all(write))
+        try:
+            waited: set[asyncio.Future[Any]] = {reader, self._writer, self._end}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.finish(None, "the service stopped")
+            reader.cancel()
+            if not self._in_write:
+                self._writer.cancel()
+            await asyncio.wait({reader})
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            raise error
+        return self._end.result()
+
+    async def settle(self) -> None:
+        """Wait for the write that was under way when the stream ended.
+
+        gRPC takes no status from a handler while a write is pending, and a cancelled write
+        stays pending. With a peer that reads nothing this lasts until its connection ends.
+        """
+        if self._writer is None:
+            return
+        try:
+            await asyncio.wait({self._writer})
+        finally:
+            self._writer.cancel()
+        if not self._writer.cancelled():
+            self._writer.result()
+
+    async def _read_all(
+        self, read: Callable[[], Awaitable[object]], take: Callable[[Message], None]
+    ) -> None:
+        while not self.ended:
+            try:
+                proto = await read()
+            except (grpc.RpcError, grpc.aio.BaseError) as error:
+                self.finish(None, _describe(error))
+                return
+            except asyncio.CancelledError:
+                # Ours, or the call's own: gRPC cancels a read when its call is cancelled.
+                self.finish(None, "the call was cancelled")
+                raise
+            if self.ended:
+                return
+            if proto is grpc.aio.EOF:
+                self.finish(None, "the peer closed the stream")
+                return
+            try:
+                message = self._decode(proto)  # type: ignore[arg-type]
+            except RemoteProtocolError as error:
+                self.finish(error.reason, error.detail)
+                return
+            take(message)
+
+    async def _write_all(self, write: Callable[[P], Awaitable[None]]) -> None:
+        while not self.ended:
+            proto = await self._outbox.get()
+            self._in_write = True
+            try:
+                await write(proto)
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+                self.finish(None, _describe(error))
+            self._in_write = False
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

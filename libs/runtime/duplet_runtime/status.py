@@ -1,0 +1,193 @@
+"""The one mapping of reasons to gRPC statuses, and the guard around every handler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.protobuf.message import Message as Proto
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc import StatusCode
+from grpc_status import rpc_status  # type: ignore[import-untyped]
+
+from duplet_core.errors import DupletError, InvalidInput, InvariantError, Reason
+from duplet_runtime.logs import get_logger
+
+ERROR_DOMAIN = "duplet"
+
+RETRY_DELAY_MS = 500
+"""What a client should wait before it asks again, where asking again can help."""
+
+DETAIL_CHARS = 500
+"""Longest detail sent: status and details travel in headers, which peers limit to 8 KiB."""
+
+RETRYABLE = frozenset({Reason.OVERLOADED, Reason.NOT_READY, Reason.DRAINING, Reason.QUARANTINE})
+
+STATUS_OF: Mapping[Reason, StatusCode] = MappingProxyType(
+    {
+        Reason.INVALID_PROMPT: StatusCode.INVALID_ARGUMENT,
+        Reason.INVALID_SAMPLING: StatusCode.INVALID_ARGUMENT,
+        Reason.INVALID_REQUEST: StatusCode.INVALID_ARGUMENT,
+        Reason.PROMPT_TOO_LONG: StatusCode.INVALID_ARGUMENT,
+        Reason.DUPLICATE_REQUEST: StatusCode.ALREADY_EXISTS,
+        Reason.OVERLOADED: StatusCode.RESOURCE_EXHAUSTED,
+        Reason.NOT_READY: StatusCode.UNAVAILABLE,
+        Reason.DRAINING: StatusCode.UNAVAILABLE,
+        Reason.QUARANTINE: StatusCode.UNAVAILABLE,
+        Reason.CANCELLED: StatusCode.CANCELLED,
+        Reason.DEADLINE: StatusCode.DEADLINE_EXCEEDED,
+        Reason.SLOW_READER: StatusCode.ABORTED,
+        Reason.LB_LOST: StatusCode.UNAVAILABLE,
+        Reason.PREFILL_LOST: StatusCode.UNAVAILABLE,
+        Reason.DECODE_LOST: StatusCode.UNAVAILABLE,
+        Reason.WRITER_LOST: StatusCode.UNAVAILABLE,
+        Reason.TRANSFER_FAILED: StatusCode.UNAVAILABLE,
+        # Not DEADLINE_EXCEEDED: it is the unit's deadline, not the client's.
+        Reason.TRANSFER_DEADLINE: StatusCode.UNAVAILABLE,
+        Reason.KV_MISMATCH: StatusCode.DATA_LOSS,
+        Reason.ENGINE_FAILED: StatusCode.INTERNAL,
+        Reason.VERSION_MISMATCH: StatusCode.FAILED_PRECONDITION,
+        Reason.STALE_STREAM: StatusCode.ABORTED,
+        Reason.SUPERSEDED: StatusCode.ABORTED,
+        Reason.OTHER_INSTANCE: StatusCode.FAILED_PRECONDITION,
+        Reason.NO_LIFELINE: StatusCode.UNAVAILABLE,
+        Reason.PEER_DIED: StatusCode.UNAVAILABLE,
+        Reason.PEER_PROTOCOL: StatusCode.INVALID_ARGUMENT,
+    }
+)
+
+_FIELD = re.compile(r"([a-z][a-z0-9_.\[\]]*): ")
+
+_log = get_logger("duplet.status")
+
+
+def status_proto(error: DupletError) -> status_pb2.Status:
+    """The error as google.rpc.Status: one ErrorInfo, RetryInfo where waiting helps, and
+    BadRequest where the caller's input is at fault and the detail begins with "field: "."""
+    detail = error.detail[:DETAIL_CHARS]
+    details: list[Proto] = [
+        error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN)
+    ]
+    if error.reason in RETRYABLE:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(RETRY_DELAY_MS)
+        details.append(retry)
+    field = _FIELD.match(detail)
+    if isinstance(error, InvalidInput) and field:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=field.group(1), description=detail[field.end() :]
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    status = status_pb2.Status(code=STATUS_OF[error.reason].value[0], message=detail)
+    for entry in details:
+        packed = any_pb2.Any()
+        packed.Pack(entry)
+        status.details.append(packed)
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DupletError) -> NoReturn:
+    """End a handler's call with this error.
+
+    Raises:
+        grpc.aio.AbortError: always; gRPC sends the status.
+    """
+    await context.abort_with_status(rpc_status.to_status(status_proto(error)))
+    raise AssertionError("abort_with_status returned")
+
+
+class HandlerGuard:
+    """Outermost context of one handler: whatever leaves the handler, the client gets a status.
+
+    DupletErrors become theirs. A CancelledError that gRPC would swallow without a word becomes
+    UNAVAILABLE, DRAINING (a client that cancelled by itself does not see it). Anything else is
+    a bug: it is logged, the client learns nothing of it but INTERNAL, and `on_fatal` hears of
+    a broken invariant.
+    """
+
+    def __init__(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._context = context
+        self._on_fatal = on_fatal
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, grpc.aio.AbortError | GeneratorExit):
+            return
+        if isinstance(error, DupletError):
+            await abort(self._context, error)
+        if isinstance(error, asyncio.CancelledError):
+            await self._end_cancelled()
+            return
+        _log.error("handler failed", exc_info=error)
+        if isinstance(error, InvariantError):
+            self._on_fatal(error)
+        await self._context.abort(StatusCode.INTERNAL, "internal error; see the service's log")
+
+    async def _end_cancelled(self) -> None:
+        early = DupletError(Reason.DRAINING, "the service ended this call early")
+        try:
+            await abort(self._context, early)
+        except grpc.aio.InternalError as error:
+            # The client is gone already, or a write is stuck: no status can be sent.
+            _log.debug("cancelled call without status", detail=str(error))
+
+
+class GuardInterceptor(grpc.aio.ServerInterceptor):
+    """Puts a HandlerGuard around every handler of a server."""
+
+    def __init__(self, on_fatal: Callable[[BaseException], None]) -> None:
+        self._on_fatal = on_fatal
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        inner = getattr(handler, kind)
+        wrap = self._guard_stream if handler.response_streaming else self._guard_unary
+        build = getattr(grpc, f"{kind}_rpc_method_handler")
+        return build(wrap(inner), handler.request_deserializer, handler.response_serializer)
+
+    def _guard_unary(self, inner: Any) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            async with HandlerGuard(context, self._on_fatal):
+                return await inner(request, context)
+
+        return guarded
+
+    def _guard_stream(self, inner: Any) -> Any:
+        """Handlers that stream are coroutines (writer API) or async generators."""
+
+        async def guarded(request: Any, context: Any) -> None:
+            async with HandlerGuard(context, self._on_fatal):
+                running = inner(request, context)
+                if hasattr(running, "__aiter__"):
+                    async with contextlib.aclosing(running):
+                        async for response in running:
+                            await context.write(response)
+                else:
+                    await running
+
+        return guarded
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"

@@ -1,0 +1,136 @@
+"""The checkers: they look at true state and share no code with the product.
+
+Each function raises a Violation that names the invariant:
+
+    late-write       a copy writes a page that decode does not hold as granted to or quarantined
+                     for exactly that transfer and writer
+    source-reused    a copy reads a page that prefill does not hold for that transfer
+    unmapped         a copy touches a pool whose mapping was closed
+    step-write       an engine writes a page that its machine does not hold for that sequence
+    conservation     a page is in two places, or in none
+    ack              AbortAck, TransferFailed or Landed while a copy can still write
+    release          SourceReleased while a copy can still read
+    foreign-rows     a client gets a row that was not computed from its own prompt, or not next
+    ended-once       a request ends twice, or gets rows after its end
+    bound            decode grants while it drains or over the quarantine bound; a writer with
+                     too many withheld ends is green
+    protocol         a correct peer is accused of breaking the protocol
+    mismatch         decode's engine finds landed KV that differs from its digests
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from duplet_core.ids import InstanceId, Role, TransferId
+from duplet_sim.parts import Copy, Process
+from duplet_sim.violation import Violation
+
+
+def check_copy(copy: Copy, source: Process, dest: Process, writer: Process) -> None:
+    """At the moment when the copy moves bytes."""
+    for pool in (source, dest):
+        if pool.instance not in writer.mapped:
+            raise Violation("unmapped", f"{copy.transfer} touches the pool of {pool.instance}")
+    if not dest.exited:
+        _check_written(copy, dest)
+    if not source.exited:
+        held = source.node.machine.jobs.pages._held.get(copy.transfer, ())
+        for page in copy.source_pages:
+            if page not in held:
+                raise Violation("source-reused", f"{copy.transfer} reads page {page}")
+
+
+def _check_written(copy: Copy, dest: Process) -> None:
+    holding = dest.node.machine.transfers.ledger._holdings.get(copy.transfer)
+    state = "free" if holding is None else holding.state.value
+    if holding is None or state not in ("granted", "quarantined"):
+        detail = f"{copy.transfer} writes pages {copy.dest_pages}, which are {state} for it"
+        raise Violation("late-write", detail)
+    if holding.writer != copy.writer or not set(copy.dest_pages) <= set(holding.pages):
+        raise Violation("late-write", f"{copy.transfer}: not its pages, or not its writer")
+
+
+def check_prefill_write(process: Process, seq: int, pages: set[int]) -> None:
+    """At the moment when prefill's engine writes."""
+    jobs = process.node.machine.jobs
+    job = jobs.by_seq.get(seq)
+    held = () if job is None else jobs.pages._held.get(job.transfer, ())
+    if not pages <= set(held):
+        raise Violation("step-write", f"prefill computes seq {seq} in pages it does not hold")
+
+
+def check_decode_write(process: Process, seq: int, pages: set[int]) -> None:
+    """At the moment when a launched step of decode's engine writes."""
+    transfers = process.node.machine.transfers
+    t = transfers.by_seq.get(seq)
+    holding = None if t is None else transfers.ledger._holdings.get(t.transfer)
+    if holding is None or holding.state.value != "live" or not pages <= set(holding.pages):
+        raise Violation("step-write", f"a step of seq {seq} writes pages that are not live for it")
+
+
+def check_machine(machine: Any) -> None:
+    """Conservation of pages in one machine."""
+    if machine.ROLE is Role.DECODE:
+        ledger = machine.transfers.ledger
+        pages = list(ledger._free)
+        for transfer, holding in ledger._holdings.items():
+            if transfer not in machine.transfers.by_transfer:
+                raise Violation("conservation", f"pages of {transfer} belong to nobody")
+            pages += holding.pages
+        if len(ledger._holdings) != len(machine.transfers.by_transfer):
+            raise Violation("conservation", "a transfer of decode has no pages")
+        if sorted(pages) != list(range(ledger.total)):
+            raise Violation("conservation", f"decode's pages are {sorted(pages)}")
+    elif machine.ROLE is Role.PREFILL:
+        pool = machine.jobs.pages
+        holds = [0] * pool.total
+        for pages in pool._held.values():
+            for page in pages:
+                holds[page] += 1
+        free = [page for page in range(pool.total) if not holds[page]]
+        if holds != pool._holds or sorted(pool._free) != free:
+            raise Violation("conservation", f"prefill's pages: holds {holds}, free {pool._free}")
+        for transfer in pool._held:
+            if transfer not in machine.jobs.by_transfer:
+                raise Violation("conservation", f"prefill's pages of {transfer} belong to nobody")
+
+
+def check_quiet(
+    copies: dict[tuple[InstanceId, int], Copy],
+    writer: InstanceId,
+    transfer: TransferId,
+    invariant: str,
+) -> None:
+    """When the writer says that a transfer is over."""
+    for copy in copies.values():
+        if copy.writer == writer and copy.transfer == transfer:
+            raise Violation(invariant, f"{transfer}: copy {copy.number} is not over")
+
+
+def check_start(writer: Process, copy: Copy) -> None:
+    """When the writer queues a copy."""
+    if copy.transfer in writer.acked:
+        raise Violation("ack", f"{copy.transfer} starts a copy after its end was told")
+    if (copy.transfer, copy.source) in writer.charged:
+        raise Violation("release", f"{copy.transfer} starts a copy after SourceReleased")
+
+
+def check_grant(decode: Process) -> None:
+    """When decode lets a writer write."""
+    ledger = decode.node.machine.transfers.ledger
+    percent = decode.node.machine.config.quarantine_percent
+    held = sum(
+        len(h.pages) for h in ledger._holdings.values() if h.state.value == "quarantined"
+    )
+    if decode.asked:
+        raise Violation("bound", "decode grants while it drains")
+    if held * 100 > percent * ledger.total:
+        raise Violation("bound", f"decode grants with {held} pages quarantined")
+
+
+def check_withheld(writer: Process, copies: dict[tuple[InstanceId, int], Copy]) -> None:
+    """A writer that can never tell so many ends must say that it is broken."""
+    stuck = {c.transfer for c in copies.values() if c.writer == writer.instance and c.told}
+    if len(stuck) >= 3 and "writer" not in writer.red:
+        raise Violation("bound", f"{len(stuck)} ends withheld and the writer is green")

@@ -1,0 +1,248 @@
+"""Models of the two engine processes: they keep the contract of `duplet_core.engine`, no more.
+
+A queued message is not seen until it is taken, so a step that was launched before the I/O
+process asked to stop still writes its pages. Page checks go through `Pool`, which the world
+provides: it knows the true state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from duplet_core.engine import (
+    ChunkDone,
+    FromEngine,
+    Start,
+    StepDone,
+    Stop,
+    Stopped,
+    ToEngine,
+    Verified,
+    Verify,
+)
+from duplet_sim import content
+from duplet_sim.content import ROW_BYTES, Rows
+
+_NO_ROW = b"\0" * ROW_BYTES
+
+
+class Pool(Protocol):
+    """The pages of one engine, with a checker at the door."""
+
+    page_rows: int
+    rows: list[Rows]
+
+    def write(self, seq: int, pages: tuple[int, ...], start: int, tags: tuple[int, ...]) -> None:
+        """Rows of a sequence, written by its engine; `pages` are all pages of the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt in prefill's engine."""
+
+    seq: int
+    pages: tuple[int, ...]
+    content: int
+    rows: int
+    stops_at_once: bool
+    computed: int = 0
+
+
+class PrefillEngine:
+    """Computes prompts first come first served, a chunk at a time."""
+
+    __slots__ = ("chunk_rows", "inbox", "jobs")
+
+    def __init__(self, chunk_rows: int) -> None:
+        self.chunk_rows = chunk_rows
+        self.inbox: list[ToEngine] = []
+        self.jobs: list[Job] = []
+
+    def copy(self) -> PrefillEngine:
+        other = PrefillEngine(self.chunk_rows)
+        other.inbox = list(self.inbox)
+        other.jobs = list(self.jobs)
+        return other
+
+    def key(self) -> Hashable:
+        return (tuple(self.inbox), tuple(self.jobs))
+
+    @property
+    def idle(self) -> bool:
+        return not self.inbox and not self.jobs
+
+    def take(self) -> list[FromEngine]:
+        """See the next queued message."""
+        message = self.inbox.pop(0)
+        if isinstance(message, Start):
+            number, rows, stops = content.unpack_prompt(message.rows)
+            self.jobs.append(Job(message.seq, message.pages, number, rows, stops))
+        elif isinstance(message, Stop):
+            for index, job in enumerate(self.jobs):
+                if job.seq == message.seq:
+                    del self.jobs[index]
+                    return [Stopped(job.seq, None)]
+        return []
+
+    def compute(self, pool: Pool) -> list[FromEngine]:
+        """One chunk of the oldest prompt: written, digested, told."""
+        job = self.jobs[0]
+        start = job.computed
+        end = min(job.rows, start + self.chunk_rows)
+        tags = tuple(content.tag(job.content, row) for row in range(start, end))
+        pool.write(job.seq, job.pages, start, tags)
+        last = end == job.rows
+        page_rows = pool.page_rows
+        done = job.pages[start // page_rows : -(-end // page_rows) if last else end // page_rows]
+        before = start // page_rows * page_rows
+        digests = tuple(
+            content.digest(rows)
+            for rows in content.valid_rows(pool.rows, done, end - before, page_rows)
+        )
+        first_row = content.pack_row(job.content, 0) if last else None
+        if last:
+            del self.jobs[0]
+        else:
+            self.jobs[0] = replace(job, computed=end)
+        return [ChunkDone(job.seq, end, digests, first_row, last and job.stops_at_once, 0, 0)]
+
+
+@dataclass(slots=True)
+class Stream:
+    """A sequence in decode's engine."""
+
+    pages: tuple[int, ...]
+    prompt_rows: int
+    limit: int = 0
+    """Most output rows; 0 until it was started."""
+    stop_at: int = 0
+    """Output rows before it draws the stop row; 0: never."""
+    launched: int = 0
+    """Steps launched so far: the next one writes row prompt_rows + launched."""
+    made: int = 1
+    """Output rows so far, the first included."""
+    closing: bool = False
+    """Stopped or ended: its steps in flight still write, nothing of it is told any more."""
+
+
+class DecodeEngine:
+    """Steps all streams together; step n + 1 may be launched before step n was read."""
+
+    __slots__ = ("inbox", "open", "step", "steps", "verifying")
+
+    def __init__(self) -> None:
+        self.inbox: list[ToEngine] = []
+        self.open: dict[int, Stream] = {}
+        self.verifying: list[Verify] = []
+        self.steps: list[tuple[tuple[int, int], ...]] = []
+        """Launched and not yet read: (seq, row that the step writes)."""
+        self.step = 0
+
+    def copy(self) -> DecodeEngine:
+        other = DecodeEngine()
+        other.inbox = list(self.inbox)
+        other.open = {seq: replace(stream) for seq, stream in self.open.items()}
+        other.verifying = list(self.verifying)
+        other.steps = list(self.steps)
+        other.step = self.step
+        return other
+
+    def key(self) -> Hashable:
+        streams = tuple(
+            (seq, s.pages, s.prompt_rows, s.limit, s.stop_at, s.launched, s.made, s.closing)
+            for seq, s in self.open.items()
+        )
+        return (tuple(self.inbox), streams, tuple(self.verifying), tuple(self.steps))
+
+    @property
+    def idle(self) -> bool:
+        return not self.inbox and not self.open
+
+    def take(self) -> list[FromEngine]:
+        """See the next queued message."""
+        message = self.inbox.pop(0)
+        if isinstance(message, Verify):
+            self.verifying.append(message)
+            self.open[message.seq] = Stream(message.pages, message.rows)
+        elif isinstance(message, Start):
+            stream = self.open[message.seq]
+            if not stream.closing:
+                stream.pages = message.pages
+                stream.limit = message.max_rows
+                stream.stop_at = message.sampling.seed
+                if message.max_rows == 1:
+                    stream.closing = True
+                    ends = ((message.seq, False),)
+                    return [StepDone(self.step, (), b"", ends, 0, 0), Stopped(message.seq, None)]
+        elif isinstance(message, Stop) and message.seq in self.open:
+            self.open[message.seq].closing = True
+            return self._let_go()
+        return []
+
+    def verify(self, pool: Pool) -> list[FromEngine]:
+        """Compare the oldest landed KV with its digests."""
+        message = self.verifying.pop(0)
+        found = tuple(
+            content.digest(rows)
+            for rows in content.valid_rows(pool.rows, message.pages, message.rows, pool.page_rows)
+        )
+        ok = found == message.digests
+        told: list[FromEngine] = [Verified(message.seq, message.transfer, ok, "" if ok else "kv")]
+        return told + self._let_go()
+
+    def can_launch(self, depth: int) -> bool:
+        return len(self.steps) < depth and any(
+            s.limit and not s.closing and s.launched < s.limit for s in self.open.values()
+        )
+
+    def launch(self) -> None:
+        """Queue a step of all streams that are not known to have ended."""
+        step = []
+        for seq, stream in self.open.items():
+            if stream.limit and not stream.closing and stream.launched < stream.limit:
+                step.append((seq, stream.prompt_rows + stream.launched))
+                stream.launched += 1
+        self.steps.append(tuple(step))
+
+    def complete(self, pool: Pool) -> list[FromEngine]:
+        """The oldest launched step has run: its rows are written, the host reads it."""
+        self.step += 1
+        seqs, rows, ends = [], [], []
+        for seq, row in self.steps.pop(0):
+            stream = self.open[seq]
+            pool.write(seq, stream.pages, row, (content.generated(seq, row),))
+            if stream.closing:
+                continue
+            if stream.made == stream.stop_at:
+                ends.append((seq, True))
+                stream.closing = True
+                continue
+            seqs.append(seq)
+            rows.append(content.pack_row(self._source(pool, stream), stream.made))
+            stream.made += 1
+            if stream.made >= stream.limit:
+                ends.append((seq, False))
+                stream.closing = True
+        told: list[FromEngine] = []
+        if seqs or ends:
+            told.append(StepDone(self.step, tuple(seqs), b"".join(rows), tuple(ends), 0, 0))
+        return told + self._let_go()
+
+    def _source(self, pool: Pool, stream: Stream) -> int:
+        """Whose KV a step reads."""
+        pages = stream.pages[: -(-stream.prompt_rows // pool.page_rows)]
+        return content.content_of(
+            content.valid_rows(pool.rows, pages, stream.prompt_rows, pool.page_rows)
+        )
+
+    def _let_go(self) -> list[FromEngine]:
+        """Stopped for every closing sequence that no launched step or Verify names."""
+        named = {seq for step in self.steps for seq, _ in step}
+        named.update(message.seq for message in self.verifying)
+        told: list[FromEngine] = []
+        for seq in [s for s, stream in self.open.items() if stream.closing and s not in named]:
+            del self.open[seq]
+            told.append(Stopped(seq, None))
+        return told

@@ -1,0 +1,264 @@
+"""The `duplet` command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from duplet_client import AsyncClient, GenerateError, SamplingOptions, StreamTiming, Unit
+from duplet_core.errors import DupletError, InvalidInput
+from duplet_runtime.settings import SettingsError
+from duplet_unit.ask import (
+    Answer,
+    Ask,
+    describe_progress,
+    known_spec,
+    prompt_from_file,
+    prompt_from_text,
+    run_request,
+)
+from duplet_unit.demo import run_demo
+from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables
+from duplet_unit.unit import (
+    DEFAULT_LISTEN,
+    LISTEN_VARIABLE,
+    RUN_DIR_VARIABLE,
+    UnitError,
+    dial_address,
+)
+from duplet_unit.up import run_unit
+from duplet_unit.waterfall import timeline_from_json, waterfall_table
+
+FAILED = 1
+WRONG_USAGE = 2
+
+Result = TypeVar("Result")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Duplet: speech models on two GPUs of one machine, prefill beside decode.",
+)
+shown = Console()
+told = Console(stderr=True)
+
+Address = Annotated[
+    str, typer.Option(envvar=LISTEN_VARIABLE, help="Where lb listens: HOST:PORT or unix:PATH.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Voice = Annotated[str, typer.Option(help="Name of the voice.")]
+
+
+def main() -> None:
+    """Entry point of the `duplet` command."""
+    app()
+
+
+def run(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:
+    """Run a command's work; errors end the process with their exit code.
+
+    Errors go to stderr, and with `as_json` to stdout as JSON too.
+    """
+    try:
+        return asyncio.run(work)
+    except (InvalidInput, SettingsError, UnitError) as error:
+        code, reason, detail = WRONG_USAGE, getattr(error, "reason", "USAGE"), str(error)
+    except GenerateError as error:
+        code, reason, detail = FAILED, error.reason or error.code.name, error.detail
+        if error.retry_after_s is not None:
+            detail += f" (try again in {error.retry_after_s:g} s)"
+    except DupletError as error:
+        code, reason, detail = FAILED, error.reason, error.detail
+    if as_json:
+        print(json.dumps({"error": {"reason": str(reason), "detail": detail}}))
+    print(f"duplet: {reason}: {detail}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"duplet {version('duplet-unit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def duplet(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def up(
+    listen: Annotated[
+        str, typer.Option(envvar=LISTEN_VARIABLE, help="HOST:PORT on which lb takes clients.")
+    ] = DEFAULT_LISTEN,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=RUN_DIR_VARIABLE,
+            help="Folder of sockets, locks and logs, mode 0700. Default: a new one, removed after.",
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Services' logs to stderr.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a unit of local processes. Ctrl-C drains it, a second Ctrl-C kills it."""
+    if not run(run_unit(run_dir, listen, json_lines=as_json, verbose=verbose)):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def generate(
+    text: Annotated[str | None, typer.Argument(help="What to say.")] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Prompt rows instead of text: int32 [rows, columns], .npy or raw little-endian.",
+        ),
+    ] = None,
+    voice: Voice = "ada",
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Most output rows.")] = None,
+    temperature: Annotated[float | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    repetition_window: Annotated[int | None, typer.Option()] = None,
+    request_id: Annotated[str, typer.Option(help="Default: the unit mints one.")] = "",
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds.")] = 120.0,
+    out: Annotated[Path | None, typer.Option(help="Write the rows here, as .npy.")] = None,
+    address: Address = DEFAULT_LISTEN,
+    as_json: Json = False,
+) -> None:
+    """Send one request and show its progress."""
+    if (text is None) == (rows is None):
+        raise typer.BadParameter("give either TEXT or --rows FILE")
+    sampling = SamplingOptions(temperature, top_p, top_k, repetition_window, seed)
+
+    async def work() -> Answer:
+        async with AsyncClient(dial_address(address)) as client:
+            spec = await known_spec(client)
+            if text is not None:
+                prompt, notice = prompt_from_text(spec, text, voice)
+                if notice:
+                    told.print(notice, highlight=False)
+            else:
+                assert rows is not None
+                prompt = prompt_from_file(spec, rows)
+            return await watched_request(
+                client, Ask(prompt, voice, sampling, max_rows, timeout_s, request_id)
+            )
+
+    answer = run(work(), as_json=as_json)
+    if out is not None:
+        with out.open("wb") as file:
+            np.save(file, answer.rows)
+    print(json.dumps(answer.to_fields()) if as_json else answer.summary())
+
+
+async def watched_request(client: AsyncClient, ask: Ask) -> Answer:
+    """Run a request with a live line on stderr, where that is a terminal."""
+    if not told.is_terminal:
+        return await run_request(client, ask, lambda _: None)
+    with told.status("waiting for the first row") as status:
+
+        def show(timing: StreamTiming) -> None:
+            status.update(f"{timing.rows} rows, {describe_progress(timing)}")
+
+        return await run_request(client, ask, show)
+
+
+@app.command()
+def health(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
+    """Show every health condition; exit code 0 only when the unit is ready."""
+
+    async def work() -> dict[str, Any]:
+        async with AsyncClient(dial_address(address)) as client:
+            return await ask_health(client)
+
+    found = run(work(), as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        shown.print(health_table(found))
+    if not found["ready"]:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def unit(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
+    """Show the unit: services, credit, pages, counters."""
+
+    async def work() -> Unit:
+        async with AsyncClient(dial_address(address)) as client:
+            return await client.unit()
+
+    found = run(work(), as_json=as_json)
+    if as_json:
+        print(json.dumps(unit_fields(found)))
+    else:
+        shown.print(unit_tables(found))
+
+
+@app.command()
+def waterfall(
+    file: Annotated[
+        typer.FileText | None,
+        typer.Argument(help="JSON of `duplet generate --json`; - is stdin. Default: send one."),
+    ] = None,
+    text: Annotated[str, typer.Option(help="What the request says.")] = "Good morning.",
+    voice: Voice = "ada",
+    max_rows: Annotated[int, typer.Option(min=1)] = 64,
+    address: Address = DEFAULT_LISTEN,
+) -> None:
+    """Show where one request's time went, segment by segment."""
+    if file is not None:
+        try:
+            timeline = timeline_from_json(file.read())
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    else:
+
+        async def work() -> Answer:
+            async with AsyncClient(dial_address(address)) as client:
+                prompt, _ = prompt_from_text(await known_spec(client), text, voice)
+                ask = Ask(prompt, voice, SamplingOptions(), max_rows, 120.0)
+                return await watched_request(client, ask)
+
+        timeline = run(work()).finished.timeline
+    shown.print(waterfall_table(timeline))
+
+
+@app.command()
+def drain(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
+    """Tell the unit to take nothing new; what runs goes on to its end."""
+
+    async def work() -> int:
+        async with AsyncClient(dial_address(address)) as client:
+            return await client.drain()
+
+    live = run(work(), as_json=as_json)
+    print(json.dumps({"live_streams": live}) if as_json else f"draining; {live} streams run")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the rows.")] = Path("demo-out"),
+) -> None:
+    """Start a unit here, send 16 requests over 4 voices, show what came of them, stop it."""
+    if not run(run_demo(out, shown)):
+        raise typer.Exit(FAILED)

@@ -1,0 +1,187 @@
+"""`duplet demo`: a unit on this machine, 16 requests over 4 voices, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from duplet_client import AsyncClient, GenerateError, SamplingOptions, Unit
+from duplet_core.timeline import POINTS
+from duplet_unit.ask import (
+    Answer,
+    Ask,
+    describe_seconds,
+    known_spec,
+    prompt_from_text,
+    run_request,
+)
+from duplet_unit.report import ConsoleReport
+from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
+from duplet_unit.up import in_background, make_supervisor, signals_to
+from duplet_unit.waterfall import milliseconds, sum_ns
+
+VOICES = ("ada", "ben", "cleo", "dan")
+TEXTS = (
+    "Good morning.",
+    "The train leaves in ten minutes from platform two.",
+    "She counted the pages again, and this time none was missing.",
+    "If you hear one voice from beginning to end, everything went well.",
+)
+AT_ONCE = 8
+MAX_ROWS = 96
+TIMEOUT_S = 120.0
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request of the demo: an answer or an error."""
+
+    name: str
+    voice: str
+    answer: Answer | None
+    error: str = ""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it; empty when all is well."""
+        if self.answer is None:
+            return self.error
+        timeline = self.answer.finished.timeline
+        if not timeline.shares_clock:
+            return "the unit's times do not lie between the client's"
+        missing = set(POINTS) - {name for name, _ in timeline.points}
+        if missing:
+            return f"the timeline lacks {', '.join(sorted(missing))}"
+        if any(segment.duration_ns < 0 for segment in timeline.segments()):
+            return "the timeline runs backwards"
+        return ""
+
+
+async def run_demo(out_dir: Path, console: Console) -> bool:
+    """Start a unit, send the requests, write their rows to `out_dir`, stop the unit.
+
+    Returns:
+        Whether everything went well.
+    """
+    with owned_run_dir(None) as run_dir:
+        listen = free_local_address()
+        services = unit_services(run_dir, listen, unit_environment(os.environ))
+        report = ConsoleReport(console, [service.name for service in services], run_dir)
+        supervisor = make_supervisor(services, run_dir, report)
+        outcomes: Sequence[Outcome] = ()
+        unit: Unit | None = None
+        try:
+            with signals_to(supervisor.drain, supervisor.kill):
+                async with in_background(supervisor) as running:
+                    async with asyncio.timeout(START_TIMEOUT_S):
+                        ready = await supervisor.wait_ready()
+                    if ready:
+                        async with AsyncClient(listen) as client:
+                            outcomes = await send_requests(client, console)
+                            unit = await client.unit()
+                clean = running.result()
+        finally:
+            report.close()
+    if unit is None:
+        return False
+    write_rows(outcomes, out_dir)
+    console.print(outcome_table(outcomes))
+    return conclude(outcomes, unit, clean, out_dir, console)
+
+
+async def send_requests(client: AsyncClient, console: Console) -> list[Outcome]:
+    """Every text in every voice, `AT_ONCE` requests at a time; in order of sending."""
+    spec = await known_spec(client)
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def send(number: int, voice: str, text: str) -> Outcome:
+        prompt, _ = prompt_from_text(spec, text, voice)
+        name = f"demo-{number:02d}"
+        ask = Ask(prompt, voice, SamplingOptions(seed=number), MAX_ROWS, TIMEOUT_S, name)
+        async with gate:
+            try:
+                return Outcome(name, voice, await run_request(client, ask, lambda _: None))
+            except GenerateError as error:
+                return Outcome(name, voice, None, str(error))
+
+    _, notice = prompt_from_text(spec, TEXTS[0], VOICES[0])
+    console.print(Text(f"{len(TEXTS) * len(VOICES)} requests, {AT_ONCE} at a time. {notice}"))
+    jobs = [(voice, text) for text in TEXTS for voice in VOICES]
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(send(number, voice, text))
+            for number, (voice, text) in enumerate(jobs)
+        ]
+    return [task.result() for task in tasks]
+
+
+def write_rows(outcomes: Sequence[Outcome], out_dir: Path) -> None:
+    """One .npy file a request that was answered."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for outcome in outcomes:
+        if outcome.answer is not None:
+            np.save(out_dir / f"{outcome.name}.npy", outcome.answer.rows)
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+    """One line a request; times in ms."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("request")
+    table.add_column("voice")
+    for heading in (
+        "prompt",
+        "cached",
+        "rows",
+        "TTFT",
+        "TTFA",
+        "rows/s",
+        "KV",
+        "timeline",
+        "client",
+    ):
+        table.add_column(heading, justify="right")
+    for outcome in outcomes:
+        answer = outcome.answer
+        if answer is None:
+            table.add_row(outcome.name, outcome.voice, Text(outcome.error, style="red"))
+            continue
+        usage, rate = answer.finished.usage, answer.timing.rows_per_second
+        table.add_row(
+            outcome.name,
+            outcome.voice,
+            str(usage.prompt_rows),
+            str(usage.cached_rows),
+            str(usage.output_rows),
+            describe_seconds(answer.timing.ttft_s),
+            describe_seconds(answer.timing.ttfa_s),
+            f"{rate:.1f}" if rate is not None else "-",
+            str(usage.kv_checks),
+            milliseconds(sum_ns(answer.finished.timeline)),
+            milliseconds(answer.client_ns),
+        )
+    return table
+
+
+def conclude(
+    outcomes: Sequence[Outcome], unit: Unit, clean: bool, out_dir: Path, console: Console
+) -> bool:
+    """Say what failed, then the closing line. Returns whether nothing did."""
+    problems = [f"{o.name}: {o.problem}" for o in outcomes if o.problem]
+    if not clean:
+        problems.append("the unit did not stop by itself")
+    if unit.kv_checks == 0:
+        problems.append("no KV was checked")
+    for problem in problems:
+        console.print(Text(problem, style="red"))
+    console.print(Text(f"rows in {out_dir}/"))
+    console.print(f"kv checks {unit.kv_checks}, mismatches {unit.kv_mismatches}", highlight=False)
+    return not problems and unit.kv_mismatches == 0

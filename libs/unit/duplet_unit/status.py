@@ -1,0 +1,89 @@
+"""How a unit does: its health conditions, its parts, its counters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from duplet_client import AsyncClient, Unit
+
+SERVING = "SERVING"
+
+
+async def ask_health(client: AsyncClient) -> dict[str, Any]:
+    """`ready`, `live` and every condition of the unit, each with ok and detail.
+
+    Raises:
+        GenerateError: the unit does not answer.
+    """
+    unit = await client.unit()
+    conditions = {
+        name: {"ok": await client.health(name) == SERVING, "detail": ""}
+        for name in ("ready", "live")
+    }
+    conditions |= {c.name: {"ok": c.ok, "detail": c.detail} for c in unit.conditions}
+    return {"ready": conditions["ready"]["ok"], "conditions": conditions}
+
+
+def health_table(health: dict[str, Any]) -> Table:
+    """One row a condition."""
+    table = _table("condition", "", "detail")
+    for name, condition in health["conditions"].items():
+        mark = Text("ok", style="green") if condition["ok"] else Text("not met", style="red")
+        table.add_row(Text(name), mark, Text(condition["detail"]))
+    return table
+
+
+def unit_fields(unit: Unit) -> dict[str, Any]:
+    """The unit as JSON has it."""
+    fields = asdict(unit)
+    fields["requests"] = dict(unit.requests)
+    fields["pages"] = dict(unit.pages)
+    return fields
+
+
+def unit_tables(unit: Unit) -> Group:
+    """Services, and what the unit counts."""
+    services = _table("service", "connected", "instance", "version", "protocol")
+    for service in unit.services:
+        services.add_row(
+            service.name,
+            "yes" if service.connected else "no",
+            service.instance or "-",
+            service.version or "-",
+            str(service.protocol_version or "-"),
+        )
+    facts = _table("fact", "value")
+    for name, value in _facts(unit):
+        facts.add_row(name, Text(value))
+    return Group(services, Text(), facts)
+
+
+def _facts(unit: Unit) -> list[tuple[str, str]]:
+    spec, credit = unit.spec, unit.credit
+    return [
+        ("model", f"{spec.name} ({spec.fingerprint})" if spec else "not known"),
+        ("transport", unit.transport or "not known"),
+        ("live streams", str(unit.live_streams)),
+        ("free pages, slots", f"{credit.free_pages}, {credit.free_slots}" if credit else "-"),
+        ("refusing", (credit.refusing or "nothing") if credit else "-"),
+        ("pages", _counts(unit.pages)),
+        ("ended requests", _counts(unit.requests)),
+        ("kv checks, mismatches", f"{unit.kv_checks}, {unit.kv_mismatches}"),
+        ("not met", ", ".join(c.name for c in unit.conditions if not c.ok) or "nothing"),
+    ]
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "-"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading)
+    return table

@@ -1,0 +1,117 @@
+"""What a local unit consists of: its services, their environment, their folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from duplet_core.ids import Role
+from duplet_runtime.settings import prepare_run_dir
+from duplet_unit.supervisor import Service
+
+DEFAULT_LISTEN = "127.0.0.1:50051"
+LISTEN_VARIABLE = "DUPLET_LB_LISTEN"
+RUN_DIR_VARIABLE = "DUPLET_RUN_DIR"
+
+STAGES = ((Role.LB,), (Role.PREFILL, Role.DECODE), (Role.KVPROXY,))
+"""Order of the end: lb's streams first; the writer last, for its answers free the others' pages."""
+
+
+class UnitError(Exception):
+    """The unit cannot be started here; the text says why and what to do."""
+
+
+def unit_services(run_dir: Path, listen: str, environment: Mapping[str, str]) -> list[Service]:
+    """The four services of a unit in `run_dir`, with lb on TCP address `listen`."""
+    shared = {**environment, RUN_DIR_VARIABLE: str(run_dir), LISTEN_VARIABLE: listen}
+    return [
+        Service(
+            name=role,
+            argv=(sys.executable, "-m", f"duplet_{role}"),
+            environment=shared,
+            address=dial_address(listen) if role is Role.LB else f"unix:{run_dir}/{role}.sock",
+            kill_when_stopped=role is Role.KVPROXY,
+        )
+        for role in (Role.KVPROXY, Role.DECODE, Role.PREFILL, Role.LB)
+    ]
+
+
+def dial_address(listen: str) -> str:
+    """Where a client on this machine reaches a server that listens there."""
+    host, _, port = listen.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "*") else listen
+
+
+def is_local(address: str) -> bool:
+    """Whether the address is on this machine, so that both ends read one clock."""
+    host = address.rpartition(":")[0]
+    return address.startswith("unix:") or host in ("localhost", "[::1]") or host.startswith("127.")
+
+
+@contextmanager
+def owned_run_dir(path: Path | None) -> Iterator[Path]:
+    """The unit's folder, this process's alone while the context lasts.
+
+    `path` None: a new one under the temporary folder, removed afterwards with all that is in
+    it. One that was named stays.
+
+    Raises:
+        UnitError: another `duplet up` has it.
+        duplet_runtime.settings.SettingsError: it cannot be made or others may enter it.
+    """
+    run_dir = Path(tempfile.mkdtemp(prefix="duplet-")) if path is None else path.absolute()
+    prepare_run_dir(run_dir)
+    try:
+        with (run_dir / "up.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UnitError(f"another `duplet up` runs a unit in {run_dir}") from error
+            (run_dir / "logs").mkdir(exist_ok=True)
+            yield run_dir
+    finally:
+        if path is None:
+            shutil.rmtree(run_dir)
+
+
+def check_address_is_free(listen: str) -> None:
+    """Refuse an address that somebody else answers on: health would then be another's.
+
+    Raises:
+        UnitError: `listen` is no HOST:PORT, or cannot be bound.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UnitError(f"--listen {listen!r} is not HOST:PORT")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except (OSError, OverflowError) as error:
+            raise UnitError(f"cannot listen on {listen}: {error}; use another --listen") from error
+
+
+def unit_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """The services' environment: ours, with readable Python failures."""
+    return {**base, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+def run_dir_from_environment() -> Path | None:
+    """The run directory that the environment names, if it does."""
+    named = os.environ.get(RUN_DIR_VARIABLE)
+    return Path(named) if named else None
+
+
+def free_local_address() -> str:
+    """A TCP address of this machine on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

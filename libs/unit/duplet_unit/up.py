@@ -1,0 +1,104 @@
+"""`duplet up`: one unit of local processes, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from duplet_unit.events import OnEvent
+from duplet_unit.probe import is_serving
+from duplet_unit.report import ConsoleReport, JsonReport, follow_logs
+from duplet_unit.supervisor import Limits, Service, Supervisor
+from duplet_unit.unit import (
+    STAGES,
+    check_address_is_free,
+    owned_run_dir,
+    unit_environment,
+    unit_services,
+)
+
+POLL_S = 0.25
+
+
+async def run_unit(run_dir: Path | None, listen: str, *, json_lines: bool, verbose: bool) -> bool:
+    """Supervise a unit until SIGINT or SIGTERM; the second of them kills.
+
+    Returns:
+        True when every service ended by itself; False when the unit gave up or was killed.
+
+    Raises:
+        UnitError, SettingsError: it could not be started here.
+    """
+    check_address_is_free(listen)
+    with owned_run_dir(run_dir) as folder:
+        environment = unit_environment(os.environ)
+        if verbose and not json_lines:
+            environment.setdefault("DUPLET_LOG_FORMAT", "text")
+        services = unit_services(folder, listen, environment)
+        names = [service.name for service in services]
+        report = JsonReport(sys.stdout) if json_lines else ConsoleReport(Console(), names, folder)
+        supervisor = make_supervisor(services, folder, report)
+        logs = [supervisor.log_path(name) for name in names] if verbose else []
+        try:
+            with signals_to(supervisor.drain, supervisor.kill):
+                async with following(logs):
+                    return await supervisor.run()
+        finally:
+            report.close()
+
+
+def make_supervisor(services: list[Service], run_dir: Path, on_event: OnEvent) -> Supervisor:
+    """A supervisor of these services that asks their health service for `ready`."""
+    addresses = {service.name: service.address for service in services}
+
+    async def is_ready(name: str) -> bool:
+        return await is_serving(addresses[name], "ready")
+
+    return Supervisor(services, STAGES, run_dir / "logs", on_event, is_ready, Limits(poll_s=POLL_S))
+
+
+@asynccontextmanager
+async def in_background(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[bool]]:
+    """Run a unit while the context lasts, then drain it; its task is done after the context."""
+    running = asyncio.create_task(supervisor.run())
+    try:
+        yield running
+    finally:
+        supervisor.drain()
+        await running
+
+
+@contextmanager
+def signals_to(drain: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `drain`, from the second on `kill`, while the context lasts."""
+    loop = asyncio.get_running_loop()
+    actions = iter([drain])
+
+    def act() -> None:
+        next(actions, kill)()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def following(logs: list[Path]) -> AsyncIterator[None]:
+    """Copy the services' logs to stderr while the context lasts."""
+    async with asyncio.TaskGroup() as group:
+        follower = group.create_task(follow_logs(logs, sys.stderr))
+        try:
+            yield
+        finally:
+            follower.cancel()

@@ -1,0 +1,1 @@
+"""Converters between the contract and duplet_core types, and codecs of peer streams."""

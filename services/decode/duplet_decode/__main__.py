@@ -1,0 +1,99 @@
+"""Starts decode's I/O process: `python -m duplet_decode`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import grpc.aio
+from pydantic import Field
+
+from duplet.decode.v1 import decode_pb2_grpc
+from duplet.kvproxy.v1 import kvproxy_pb2_grpc
+from duplet_core.decode import DecodeMachine
+from duplet_core.decode_state import DecodeConfig
+from duplet_core.engine import Ready
+from duplet_core.ids import Role
+from duplet_pages.engine_config import EngineConfig
+from duplet_pages.spec import ModelSpec
+from duplet_runtime.engine_service import EngineService, EngineSettings
+from duplet_runtime.peers import Acceptor
+from duplet_runtime.service import Service, run_service
+from duplet_runtime.settings import load_settings_or_exit
+
+CONDITIONS = ("engine", "peer.kvproxy", "quarantine")
+
+
+class DecodeSettings(EngineSettings):
+    """Settings of decode, environment prefix DUPLET_DECODE_."""
+
+    role: ClassVar[Role] = Role.DECODE
+
+    slots: int = Field(default=16, ge=1)
+    """Most streams at once."""
+    transfer_deadline_s: float = Field(default=2.0, gt=0)
+    """Seconds from a transfer's first queued copy until its request is given up (S5)."""
+    quarantine_percent: int = Field(default=25, ge=1, le=100)
+    """Above this share of quarantined pages decode takes nothing new (S9)."""
+    recheck_at_end: bool = False
+    """Check the prompt's digests again when a stream ends (fault tests)."""
+
+
+class DecodePeer(decode_pb2_grpc.DecodePeerServicer):
+    """lb's streams."""
+
+    def __init__(self, acceptor: Acceptor[Any]) -> None:
+        self._acceptor = acceptor
+
+    async def Connect(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[Any], context: Any
+    ) -> None:
+        await self._acceptor.serve(context)
+
+
+def _register(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
+    decode_pb2_grpc.add_DecodePeerServicer_to_server(DecodePeer(acceptor), server)
+    return "duplet.decode.v1.DecodePeer"
+
+
+async def serve(service: Service[DecodeSettings]) -> None:
+    """Run decode until it has drained."""
+    settings = service.settings
+    config = EngineConfig(
+        role="decode",
+        model=settings.model,
+        pool_pages=settings.pool_pages,
+        page_rows=settings.page_rows,
+        slots=settings.slots,
+        arrangement=settings.arrangement,
+        threads=settings.threads,
+        recheck_at_end=settings.recheck_at_end,
+    )
+
+    def make_machine(ready: Ready) -> DecodeMachine:
+        spec = ModelSpec.from_json(ready.spec)
+        return DecodeMachine(
+            service.instance,
+            DecodeConfig(
+                pages=ready.pages,
+                page_rows=ready.page_rows,
+                slots=ready.slots,
+                longest_sequence=spec.longest_sequence,
+                spec=ready.spec,
+                transfer_deadline_ns=round(settings.transfer_deadline_s * 1e9),
+                quarantine_percent=settings.quarantine_percent,
+            ),
+        )
+
+    service.health.set("quarantine", True, "no page is quarantined")
+    host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectDecode)
+    await host.run(config, make_machine, _register)
+
+
+def main() -> int:
+    return run_service(load_settings_or_exit(DecodeSettings), serve, CONDITIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

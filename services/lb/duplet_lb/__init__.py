@@ -1,0 +1,1 @@
+"""The lb service: the unit's front door; no GPU, no torch."""

@@ -1,0 +1,95 @@
+"""One client's Generate call between core's effects and the gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from duplet_core.effects import Ended
+from duplet_core.ids import TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How the client wants its rows."""
+
+    first_rows: int
+    rows_per_message: int
+
+
+class Call:
+    """Collects a request's rows until its handler has written them. Lives in the event loop.
+
+    Rows wait here while the client does not read; at most `most_rows` of them, then the call
+    counts as a slow reader's and the caller ends it.
+    """
+
+    def __init__(self, transfer: TransferId, row_bytes: int, wish: Wish, most_rows: int) -> None:
+        self.transfer = transfer
+        self.admitted_ns = 0
+        self.started = False
+        self.ended: Ended | None = None
+        self._row_bytes = row_bytes
+        self._wish = wish
+        self._most_bytes = most_rows * row_bytes
+        self._rows = bytearray()
+        self._sent_rows = 0
+        self._changed = asyncio.Event()
+        # Of the write that runs now; a failure cuts it short, for its client may never read.
+        self._writing: asyncio.Timeout | None = None
+
+    def admit(self, now: int) -> None:
+        """Admit and Prefill are on their way."""
+        self.admitted_ns = now
+        self._changed.set()
+
+    def add_rows(self, rows: bytes) -> bool:
+        """Keep rows for the client; False when too many wait already."""
+        self._rows += rows
+        if self._ready():
+            self._changed.set()
+        return len(self._rows) <= self._most_bytes
+
+    def end(self, ended: Ended) -> None:
+        """The request is over. A failure interrupts a write that waits for the client."""
+        self.ended = ended
+        self._changed.set()
+        if ended.reason is not None and self._writing is not None:
+            self._writing.reschedule(asyncio.get_running_loop().time())
+
+    async def write(self, context: Any, response: Any) -> None:
+        """Write one message to the client; given up when the request fails meanwhile."""
+        if self.ended is not None and self.ended.reason is not None:
+            return  # the handler tells the failure next
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None) as self._writing:
+                    await context.write(response)
+        finally:
+            self._writing = None
+
+    async def wait(self) -> None:
+        """Wait until something can be written: the start, enough rows, or the end."""
+        while not (
+            self.ended is not None
+            or (self.admitted_ns and not self.started)
+            or (self.started and self._ready())
+        ):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def take_rows(self) -> tuple[int, bytes] | None:
+        """(index of the first row, packed rows) of the next message; None: not enough yet."""
+        if not self._rows or (self.ended is None and not self._ready()):
+            return None
+        rows = bytes(self._rows)
+        self._rows.clear()
+        first = self._sent_rows
+        self._sent_rows += len(rows) // self._row_bytes
+        return first, rows
+
+    def _ready(self) -> bool:
+        wanted = self._wish.rows_per_message if self._sent_rows else self._wish.first_rows
+        return len(self._rows) >= wanted * self._row_bytes

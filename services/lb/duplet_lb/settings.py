@@ -1,0 +1,29 @@
+"""Settings of lb."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from duplet_core.ids import Role
+from duplet_runtime.settings import ServiceSettings
+
+
+class LbSettings(ServiceSettings):
+    """Settings of lb, environment prefix DUPLET_LB_."""
+
+    role: ClassVar[Role] = Role.LB
+
+    listen: str = "127.0.0.1:50051"
+    """Address of the public port; `unix:PATH` works too."""
+    queue_limit: int = Field(default=64, ge=0)
+    """Requests that may wait for a stream slot or pages."""
+    queue_wait_ms: int = Field(default=50, ge=0)
+    """Milliseconds a request waits before it is refused as overload."""
+    longest_s: float = Field(default=300.0, gt=0)
+    """Most seconds a request may take, also when the client's deadline is later."""
+    unread_rows: int = Field(default=1024, ge=1)
+    """Rows that wait for a client that does not read; more ends its stream."""
+    drain_s: float = Field(default=60.0, ge=0)
+    """Seconds that running streams get after SIGTERM."""

@@ -1,0 +1,238 @@
+"""The public Speech service: checks a request in C, submits it, streams its rows."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from typing import Any
+
+import grpc.aio
+
+from duplet.speech.v1 import speech_pb2, speech_pb2_grpc
+from duplet_core.effects import Admitted, Cancel, Drain, Effect, Ended, Rows, SpecKnown, Submit
+from duplet_core.errors import DupletError, InvalidInput, Reason, Unavailable
+from duplet_core.front import FrontMachine
+from duplet_core.ids import PROTOCOL_VERSION, Role, TransferId
+from duplet_core.messages import Finished
+from duplet_core.timeline import POINTS
+from duplet_lb.call import Call, Wish
+from duplet_lb.settings import LbSettings
+from duplet_pages.prompt import check_prompt, check_sampling
+from duplet_pages.spec import ModelSpec
+from duplet_runtime.executor import Executor
+from duplet_runtime.service import OPEN, Service
+from duplet_wire.speech import check_request
+
+VERSION = "0.1.0"
+MOST_TRACE_CHARS = 64
+
+_CLIENT_FAULTS = (Reason.PROMPT_TOO_LONG, Reason.DUPLICATE_REQUEST)
+
+
+class LbExecutor(Executor):
+    """Adds the effects towards clients. Owns the calls, keyed by transfer."""
+
+    def __init__(self, service: Service[LbSettings], machine: FrontMachine) -> None:
+        super().__init__(service, machine)
+        self.machine = machine
+        self.calls: dict[TransferId, Call] = {}
+        self.spec: ModelSpec | None = None
+        self.outcomes: Counter[str] = Counter()
+
+    def execute_own(self, effect: Effect) -> None:
+        if isinstance(effect, Rows):
+            if not self.calls[effect.transfer].add_rows(effect.rows):
+                self.feed(Cancel(effect.transfer, Reason.SLOW_READER))
+        elif isinstance(effect, Admitted):
+            self.calls[effect.transfer].admit(time.monotonic_ns())
+        elif isinstance(effect, Ended):
+            self._count(effect)
+            self.calls.pop(effect.transfer).end(effect)
+        elif isinstance(effect, SpecKnown):
+            self.spec = ModelSpec.from_json(effect.spec)
+        else:
+            super().execute_own(effect)
+
+    def stop_admitting(self) -> None:
+        """Refuse what comes from now on; what runs goes on. Idempotent."""
+        self.service.health.set(OPEN, False, "drained by request")
+        self.feed(Drain())
+
+    def _count(self, ended: Ended) -> None:
+        if ended.finished is not None:
+            outcome = "STOP" if ended.finished.stop else "LENGTH"
+        else:
+            outcome = str(ended.reason)
+        self.outcomes[outcome] += 1
+        self.metrics.count(f"requests_{outcome.lower()}")
+
+
+class Speech(speech_pb2_grpc.SpeechServicer):
+    """One servicer for all clients; a handler owns its call from Submit to Ended."""
+
+    def __init__(self, executor: LbExecutor, service: Service[LbSettings]) -> None:
+        self._executor = executor
+        self._service = service
+
+    # The stubs know generators only; grpc.aio also takes coroutines that write.
+    async def Generate(  # type: ignore[override]
+        self, request: speech_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        received_ns = time.monotonic_ns()
+        submit, call = self._prepare(request, context)
+        self._executor.calls[call.transfer] = call
+        try:
+            self._executor.feed(submit)
+            await self._stream(submit, call, received_ns, context)
+        finally:
+            if call.ended is None:  # the client left, or the service stops
+                self._executor.feed(Cancel(call.transfer, Reason.CANCELLED))
+
+    def _prepare(
+        self, request: speech_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> tuple[Submit, Call]:
+        """Check everything before anything is spent on the request."""
+        spec = self._executor.spec
+        if spec is None:
+            raise Unavailable(Reason.NOT_READY, self._service.health.detail("unit"))
+        check_request(request)
+        rows = check_prompt(request.prompt, request.columns, spec)
+        wanted = request.sampling
+        seed = wanted.seed if wanted.HasField("seed") else secrets.randbits(63)
+        sampling = check_sampling(
+            seed=seed,
+            temperature=wanted.temperature if wanted.HasField("temperature") else None,
+            top_p=wanted.top_p if wanted.HasField("top_p") else None,
+            top_k=wanted.top_k if wanted.HasField("top_k") else None,
+            repetition_window=(
+                wanted.repetition_window if wanted.HasField("repetition_window") else None
+            ),
+        )
+        settings = self._service.settings
+        max_rows = request.max_rows if request.HasField("max_rows") else spec.default_max_rows
+        max_rows = min(max_rows, spec.longest_sequence - rows)
+        limit_s = min(context.time_remaining() or settings.longest_s, settings.longest_s)
+        submit = Submit(
+            request_id=request.request_id or secrets.token_hex(16),
+            transfer=TransferId(secrets.token_hex(16)),
+            prompt=request.prompt,
+            prompt_rows=rows,
+            max_rows=max_rows,
+            pages=spec.pages_for(rows + max_rows),
+            sampling=sampling,
+            deadline_ns=time.monotonic_ns() + round(limit_s * 1e9),
+            voice=request.voice,
+            trace=_traceparent(context),
+        )
+        wish = Wish(
+            request.first_rows if request.HasField("first_rows") else 1,
+            request.rows_per_message if request.HasField("rows_per_message") else 1,
+        )
+        return submit, Call(submit.transfer, 4 * spec.columns, wish, settings.unread_rows)
+
+    async def _stream(
+        self,
+        submit: Submit,
+        call: Call,
+        received_ns: int,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        while True:
+            await call.wait()
+            if call.admitted_ns and not call.started:
+                call.started = True
+                started = speech_pb2.Started(
+                    request_id=submit.request_id, seed=submit.sampling.seed
+                )
+                await call.write(context, speech_pb2.GenerateResponse(started=started))
+            if (taken := call.take_rows()) is not None:
+                rows = speech_pb2.Rows(first_index=taken[0], rows=taken[1])
+                await call.write(context, speech_pb2.GenerateResponse(rows=rows))
+            elif call.ended is not None:
+                finished = _finished(submit, call, received_ns, call.ended)
+                await call.write(context, speech_pb2.GenerateResponse(finished=finished))
+                return
+
+    async def GetUnit(
+        self, request: speech_pb2.GetUnitRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> speech_pb2.GetUnitResponse:
+        executor = self._executor
+        machine = executor.machine
+        response = speech_pb2.GetUnitResponse(
+            model_spec=executor.spec.to_json() if executor.spec and machine.ready else "",
+            services=[self._service_info(role) for role in (Role.LB, Role.PREFILL, Role.DECODE)],
+            conditions=[
+                speech_pb2.Condition(name=name, ok=ok, detail=detail)
+                for name, (ok, detail) in self._service.health.details().items()
+            ],
+            live_streams=len(machine.requests),
+        )
+        response.totals.requests.update(executor.outcomes)
+        if machine.credit is not None:
+            credit = machine.credit
+            response.credit.total_pages = credit.total_pages
+            response.credit.free_pages = credit.free_pages
+            response.credit.free_slots = credit.free_slots
+            response.credit.refusing = credit.refusing or ""
+            response.totals.pages["free"] = credit.free_pages
+        return response
+
+    def _service_info(self, role: Role) -> speech_pb2.ServiceInfo:
+        own = role is Role.LB
+        instance = self._service.instance if own else self._executor.machine.instance_of(role)
+        return speech_pb2.ServiceInfo(
+            name=role,
+            instance=instance or "",
+            version=VERSION if own else "",
+            protocol_version=PROTOCOL_VERSION if instance else 0,
+            connected=instance is not None,
+        )
+
+    async def Drain(
+        self, request: speech_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> speech_pb2.DrainResponse:
+        self._executor.stop_admitting()
+        return speech_pb2.DrainResponse(live_streams=len(self._executor.machine.requests))
+
+
+def _finished(submit: Submit, call: Call, received_ns: int, ended: Ended) -> speech_pb2.Finished:
+    """The client's last message.
+
+    Raises:
+        DupletError: the request did not finish.
+    """
+    if ended.finished is None:
+        raise _error(ended)
+    finished: Finished = ended.finished
+    stamps = (received_ns, call.admitted_ns, *finished.stamps, time.monotonic_ns())
+    # A request that stopped at once has no points between prefill's and lb's last.
+    names = (*POINTS[1 : len(finished.stamps) + 3], "lb_finished")
+    reason = speech_pb2.FINISH_REASON_STOP if finished.stop else speech_pb2.FINISH_REASON_LENGTH
+    return speech_pb2.Finished(
+        reason=reason,
+        usage=speech_pb2.Usage(
+            prompt_rows=submit.prompt_rows,
+            cached_rows=finished.cached_rows,
+            output_rows=finished.output_rows,
+            kv_checks=finished.kv_checks,
+        ),
+        timeline=[
+            speech_pb2.TimePoint(name=name, at_ns=at_ns)
+            for name, at_ns in zip(names, stamps, strict=True)
+        ],
+    )
+
+
+def _error(ended: Ended) -> DupletError:
+    assert ended.reason is not None
+    kind = InvalidInput if ended.reason in _CLIENT_FAULTS else Unavailable
+    return kind(ended.reason, ended.detail or f"the request ended: {ended.reason}")
+
+
+def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """W3C trace context of the call, carried to the other services; empty where there is none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value[:MOST_TRACE_CHARS]
+    return ""

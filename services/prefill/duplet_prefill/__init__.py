@@ -1,0 +1,1 @@
+"""The prefill service: I/O process (this package) and engine process (duplet_engine)."""

@@ -1,0 +1,80 @@
+"""Starts prefill's I/O process: `python -m duplet_prefill`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import grpc.aio
+from pydantic import Field
+
+from duplet.kvproxy.v1 import kvproxy_pb2_grpc
+from duplet.prefill.v1 import prefill_pb2_grpc
+from duplet_core.engine import Ready
+from duplet_core.ids import Role
+from duplet_core.prefill import PrefillMachine
+from duplet_core.prefill_state import PrefillConfig
+from duplet_pages.engine_config import EngineConfig
+from duplet_runtime.engine_service import EngineService, EngineSettings
+from duplet_runtime.peers import Acceptor
+from duplet_runtime.service import Service, run_service
+from duplet_runtime.settings import load_settings_or_exit
+
+CONDITIONS = ("engine", "peer.kvproxy")
+
+
+class PrefillSettings(EngineSettings):
+    """Settings of prefill, environment prefix DUPLET_PREFILL_."""
+
+    role: ClassVar[Role] = Role.PREFILL
+
+    chunk_rows: int = Field(default=256, ge=1)
+    """Most prompt rows one forward pass computes."""
+
+
+class PrefillPeer(prefill_pb2_grpc.PrefillPeerServicer):
+    """lb's streams."""
+
+    def __init__(self, acceptor: Acceptor[Any]) -> None:
+        self._acceptor = acceptor
+
+    async def Connect(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[Any], context: Any
+    ) -> None:
+        await self._acceptor.serve(context)
+
+
+def _register(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
+    prefill_pb2_grpc.add_PrefillPeerServicer_to_server(PrefillPeer(acceptor), server)
+    return "duplet.prefill.v1.PrefillPeer"
+
+
+async def serve(service: Service[PrefillSettings]) -> None:
+    """Run prefill until it has drained."""
+    settings = service.settings
+    config = EngineConfig(
+        role="prefill",
+        model=settings.model,
+        pool_pages=settings.pool_pages,
+        page_rows=settings.page_rows,
+        chunk_rows=settings.chunk_rows,
+        arrangement=settings.arrangement,
+        threads=settings.threads,
+    )
+
+    def make_machine(ready: Ready) -> PrefillMachine:
+        return PrefillMachine(
+            service.instance, PrefillConfig(ready.pages, ready.page_rows, ready.spec)
+        )
+
+    host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectPrefill)
+    await host.run(config, make_machine, _register)
+
+
+def main() -> int:
+    return run_service(load_settings_or_exit(PrefillSettings), serve, CONDITIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

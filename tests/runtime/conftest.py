@@ -1,0 +1,51 @@
+"""What the tests of the chassis share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Record(list[Any]):
+    """What callbacks told, in order; a test waits until it says what the test is after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = asyncio.Event()
+
+    def take(self, *what: Any) -> None:
+        self.append(what[0] if len(what) == 1 else what)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[list[Any]], bool]) -> None:
+        while not condition(self):
+            self._changed.clear()
+            await self._changed.wait()
+
+
+@pytest.fixture
+def record() -> Callable[[], Record]:
+    return Record
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A folder with a short path, for Unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="dup-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def count_fds() -> Callable[[], int]:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    return count

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
+    reflection_pb2,
+    reflection_pb2_grpc,
+)
+
+from duplet_runtime.health import DETAIL_KEY, MAX_WATCHERS, Health
+from duplet_runtime.server import (
+    create_server,
+    peer_channel_options,
+    peer_server_options,
+    start_server,
+    stop_server,
+)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def ask(name: str) -> health_pb2.HealthCheckRequest:
+    return health_pb2.HealthCheckRequest(service=name)
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health(["peer.decode", "kvproxy"])
+
+
+@pytest.fixture
+async def channel(health: Health, run_dir: Path) -> AsyncIterator[grpc.aio.Channel]:
+    server = create_server(peer_server_options(), health, raise_it)
+    address = f"unix:{run_dir}/h.sock"
+    await start_server(server, [address], health, [])
+    async with grpc.aio.insecure_channel(address, options=peer_channel_options()) as opened:
+        yield opened
+    await stop_server(server, health, 5)
+
+
+def test_ready_needs_every_condition(health: Health) -> None:
+    assert not health.ok("live")
+    health.set("live", True, "")
+    health.set("peer.decode", True, "")
+    assert not health.ok("ready")
+    assert health.detail("ready") == "kvproxy: not yet known"
+    health.set("kvproxy", True, "")
+    assert health.ok("ready") and health.ok("")
+    health.set("quarantine", False, "26 % of pages")
+    assert not health.ok("ready")
+    health.set("quarantine", True, "")
+    health.shut_down()
+    assert not any(health.ok(name) for name in ("ready", "live", "kvproxy", ""))
+    assert health.ok("nobody") is None
+
+
+async def test_check(health: Health, channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    assert (await stub.Check(ask("live"))).status == SERVING
+    assert (await stub.Check(ask(""))).status == NOT_SERVING
+    health.set("kvproxy", False, "not réachable")
+    call = stub.Check(ask("kvproxy"))
+    assert (await call).status == NOT_SERVING
+    trailers = await call.trailing_metadata()
+    assert trailers[DETAIL_KEY].decode() == "not réachable"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Check(ask("nobody"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_watchers_come_and_go(health: Health, channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    first, second = stub.Watch(ask("kvproxy")), stub.Watch(ask("kvproxy"))
+    assert (await first.read()).status == (await second.read()).status == NOT_SERVING
+    first.cancel()
+    health.set("kvproxy", True, "")
+    assert (await second.read()).status == SERVING
+    stranger = stub.Watch(ask("later"))
+    assert (await stranger.read()).status == UNKNOWN
+    health.set("later", True, "")
+    assert (await stranger.read()).status == SERVING
+    health.shut_down()
+    assert (await second.read()).status == NOT_SERVING
+    assert await second.read() is grpc.aio.EOF
+    stranger.cancel()
+
+
+async def test_watchers_are_bounded(channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    calls = [stub.Watch(ask("live")) for _ in range(MAX_WATCHERS)]
+    for call in calls:
+        await call.read()
+    one_more = stub.Watch(ask("live"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await one_more.read()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for call in calls:
+        call.cancel()
+
+
+async def test_reflection_tells_health(channel: grpc.aio.Channel) -> None:
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    await call.done_writing()
+    answer = await call.read()
+    names = [entry.name for entry in answer.list_services_response.service]
+    assert "grpc.health.v1.Health" in names
