@@ -29,6 +29,7 @@ from duplet_core.machine import Machine
 from duplet_core.messages import (
     AbortAck,
     Admit,
+    Census,
     Credit,
     End,
     Hello,
@@ -213,13 +214,17 @@ class DecodeMachine(Machine):
         return None
 
     def _credit(self) -> Credit:
-        return Credit(
-            self.transfers.ledger.total,
-            self.transfers.ledger.count(PageState.FREE),
-            max(0, self._free_slots()),
-            self._admits_seen,
-            self._refusing(),
+        ledger = self.transfers.ledger
+        census = Census(
+            ledger.count(PageState.GRANTED),
+            ledger.count(PageState.LIVE),
+            ledger.count(PageState.QUARANTINED),
+            self.transfers.kv_checks,
+            self.transfers.kv_mismatches,
         )
+        free = ledger.count(PageState.FREE)
+        slots = max(0, self._free_slots())
+        return Credit(ledger.total, free, slots, self._admits_seen, self._refusing(), census)
 
     def next_timer(self) -> int | None:
         deadlines = [

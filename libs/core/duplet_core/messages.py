@@ -91,6 +91,18 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Census:
+    """What decode's pages and checks amount to; for people, nothing is decided by it."""
+
+    granted_pages: int = 0
+    live_pages: int = 0
+    quarantined_pages: int = 0
+    kv_checks: int = 0
+    """Checks of landed KV against its digests since decode started."""
+    kv_mismatches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """decode -> lb: what it can take, in Hello and on change."""
 
@@ -101,6 +113,7 @@ class Credit:
     """Admits processed on this stream; lb subtracts those sent beyond it."""
     refusing: Reason | None = None
     """Why nothing new is taken (DRAINING, QUARANTINE, WRITER_LOST); None: admits are welcome."""
+    census: Census = Census()
 
 
 @dataclass(frozen=True, slots=True)

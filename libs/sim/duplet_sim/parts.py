@@ -144,7 +144,7 @@ class Process:
                 tuple(self.outbox),
                 (self.stopped, self.exited, self.asked, self.drained),
                 (self.red, self.watching, self.mapped, self.acked, self.charged),
-                tuple(self.dialing.items()),
+                (tuple(self.dialing.items()), self.dialed, self.accepted),
             )
         return self.frozen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Violation(Exception):  # noqa: N818 - it is not an error of this program
+class Violation(Exception):
     """An invariant of the unit does not hold. `invariant` is its short name."""
 
     def __init__(self, invariant: str, detail: str) -> None:

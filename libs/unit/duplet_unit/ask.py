@@ -50,7 +50,7 @@ class Answer:
     finished: Finished
     timing: StreamTiming
     client_ns: int
-    """From before the call to after its last event, by this side's own clock."""
+    """From before the call to its last event, by this side's own clock."""
 
     def to_fields(self) -> dict[str, Any]:
         """The answer as JSON has it, without its rows."""
@@ -98,6 +98,7 @@ async def run_request(
     )
     started: Started | None = None
     finished: Finished | None = None
+    client_ns = 0
     pieces = [np.empty((0, ask.prompt.shape[1]), dtype=np.int32)]
     async with generation:
         async for event in generation:
@@ -108,9 +109,9 @@ async def run_request(
                 started = event
             else:
                 finished = event
+                client_ns = time.monotonic_ns() - began_ns
     if started is None or finished is None:
         raise Unavailable(Reason.PEER_PROTOCOL, "the stream had no Started or no Finished")
-    client_ns = time.monotonic_ns() - began_ns
     rows = np.concatenate(pieces)
     return Answer(started, ask.voice, rows, finished, generation.timing, client_ns)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from duplet.peer.v1 import peer_pb2 as pb
 from duplet_core.errors import Reason
 from duplet_core.ids import Role
-from duplet_core.messages import Credit, End, Failed, Hello, Sampling
+from duplet_core.messages import Census, Credit, End, Failed, Hello, Sampling
 from duplet_wire import checks
 from duplet_wire.codec import Branch
 
@@ -75,6 +77,7 @@ def encode_credit(credit: Credit) -> pb.Credit:
         free_slots=credit.free_slots,
         admits_seen=credit.admits_seen,
         refusing=encode_reason(credit.refusing),
+        census=pb.Census(**dataclasses.asdict(credit.census)),
     )
 
 
@@ -85,6 +88,13 @@ def decode_credit(credit: pb.Credit) -> Credit:
         free_slots=credit.free_slots,
         admits_seen=credit.admits_seen,
         refusing=decode_optional_reason("credit.refusing", credit.refusing),
+        census=Census(
+            granted_pages=credit.census.granted_pages,
+            live_pages=credit.census.live_pages,
+            quarantined_pages=credit.census.quarantined_pages,
+            kv_checks=credit.census.kv_checks,
+            kv_mismatches=credit.census.kv_mismatches,
+        ),
     )
 
 

@@ -175,7 +175,13 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             response.credit.free_pages = credit.free_pages
             response.credit.free_slots = credit.free_slots
             response.credit.refusing = credit.refusing or ""
+            census = credit.census
+            response.totals.kv_checks = census.kv_checks
+            response.totals.kv_mismatches = census.kv_mismatches
             response.totals.pages["free"] = credit.free_pages
+            response.totals.pages["granted"] = census.granted_pages
+            response.totals.pages["live"] = census.live_pages
+            response.totals.pages["quarantined"] = census.quarantined_pages
         return response
 
     def _service_info(self, role: Role) -> speech_pb2.ServiceInfo:

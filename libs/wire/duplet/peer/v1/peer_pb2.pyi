@@ -258,6 +258,7 @@ class Credit(_message.Message):
     FREE_SLOTS_FIELD_NUMBER: _builtins.int
     ADMITS_SEEN_FIELD_NUMBER: _builtins.int
     REFUSING_FIELD_NUMBER: _builtins.int
+    CENSUS_FIELD_NUMBER: _builtins.int
     total_pages: _builtins.int
     """Pages of decode's pool."""
     free_pages: _builtins.int
@@ -268,6 +269,10 @@ class Credit(_message.Message):
     """Admits processed on this stream; lb subtracts those that it sent beyond it."""
     refusing: Global___Reason.ValueType
     """Why nothing new is taken (draining, quarantine, writer lost); unspecified: Admits are welcome."""
+    @_builtins.property
+    def census(self) -> Global___Census:
+        """What decode's pages and checks amount to."""
+
     def __init__(
         self,
         *,
@@ -276,14 +281,53 @@ class Credit(_message.Message):
         free_slots: _builtins.int = ...,
         admits_seen: _builtins.int = ...,
         refusing: Global___Reason.ValueType = ...,
+        census: Global___Census | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits_seen", b"admits_seen", "free_pages", b"free_pages", "free_slots", b"free_slots", "refusing", b"refusing", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits_seen", b"admits_seen", "census", b"census", "free_pages", b"free_pages", "free_slots", b"free_slots", "refusing", b"refusing", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Credit: _TypeAlias = Credit  # noqa: Y015
+
+@_typing.final
+class Census(_message.Message):
+    """Counts for people; nothing is decided by them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANTED_PAGES_FIELD_NUMBER: _builtins.int
+    LIVE_PAGES_FIELD_NUMBER: _builtins.int
+    QUARANTINED_PAGES_FIELD_NUMBER: _builtins.int
+    KV_CHECKS_FIELD_NUMBER: _builtins.int
+    KV_MISMATCHES_FIELD_NUMBER: _builtins.int
+    granted_pages: _builtins.int
+    """Pages that a transfer may be written into."""
+    live_pages: _builtins.int
+    """Pages of running streams."""
+    quarantined_pages: _builtins.int
+    """Pages whose transfer ended without proof that the writer has stopped."""
+    kv_checks: _builtins.int
+    """Checks of landed KV against its digests since decode started."""
+    kv_mismatches: _builtins.int
+    """Those of them that failed."""
+    def __init__(
+        self,
+        *,
+        granted_pages: _builtins.int = ...,
+        live_pages: _builtins.int = ...,
+        quarantined_pages: _builtins.int = ...,
+        kv_checks: _builtins.int = ...,
+        kv_mismatches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted_pages", b"granted_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "live_pages", b"live_pages", "quarantined_pages", b"quarantined_pages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Census: _TypeAlias = Census  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):

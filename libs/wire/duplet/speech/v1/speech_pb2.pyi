@@ -552,7 +552,7 @@ Global___Credit: _TypeAlias = Credit  # noqa: Y015
 
 @_typing.final
 class Totals(_message.Message):
-    """Counters since lb started."""
+    """Counters and states of the unit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -601,12 +601,12 @@ class Totals(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     kv_checks: _builtins.int
-    """Checks of the KV's digests that were made and passed."""
+    """Checks of landed KV against the digests of where it was computed, since decode started."""
     kv_mismatches: _builtins.int
-    """Requests that failed because the landed KV was not what prefill computed."""
+    """Those of them that failed; each failed its request or, at a stream's end, came too late to."""
     @_builtins.property
     def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Ended requests by outcome: `STOP`, `LENGTH`, or the ErrorInfo reason of the failure."""
+        """Ended requests since lb started, by outcome: `STOP`, `LENGTH`, or the ErrorInfo reason of the failure."""
 
     @_builtins.property
     def pages(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:

@@ -1,0 +1,159 @@
+"""Executes effects in a world, one branch an effect, past the checkers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from duplet_core import effects as fx
+from duplet_core.errors import Reason
+from duplet_core.ids import Role
+from duplet_core.messages import AbortAck, Grant, Landed, SourceReleased, TransferFailed
+from duplet_sim import checks
+from duplet_sim.content import ROW_BYTES, unpack_row
+from duplet_sim.parts import Copy, Process
+from duplet_sim.violation import Violation
+
+if TYPE_CHECKING:
+    from duplet_sim.world import World
+
+
+def execute(world: World, process: Process, asked: list[fx.Effect]) -> None:
+    """All effects of one event, in order; an Exit takes place after them."""
+    leaves = False
+    for effect in asked:
+        if world.on_effect is not None:
+            world.on_effect(process, effect)
+        kind = type(effect)
+        if kind is fx.Send:
+            _send(world, process, effect)
+        elif kind is fx.Exit:
+            leaves = True
+        else:
+            branch = _BRANCHES.get(kind)
+            if branch is not None:
+                branch(world, process, effect)
+    if process.role is Role.KVPROXY:
+        checks.check_withheld(process, world.copies)
+    if leaves:
+        if "writer" not in process.red:
+            raise Violation("bound", "health was green before the exit")
+        world.kill(process.instance)
+
+
+def _send(world: World, process: Process, effect: Any) -> None:
+    message = effect.message
+    kind = type(message)
+    if process.role is Role.KVPROXY:
+        if kind is AbortAck or kind is Landed or kind is TransferFailed:
+            invariant = "ack" if kind is AbortAck else "proof"
+            checks.check_quiet(world.copies, process.instance, message.transfer, invariant)
+            process.acked |= {message.transfer}
+        elif kind is SourceReleased:
+            checks.check_quiet(world.copies, process.instance, message.transfer, "release")
+            source = world.streams.get(process.streams.get((effect.peer, effect.stream)))  # type: ignore[arg-type]
+            if source is not None:
+                process.charged |= {(message.transfer, source.dialer)}
+    elif kind is Grant:
+        checks.check_grant(process)
+    world.put(process, effect.peer, effect.stream, message)
+
+
+def _close(world: World, process: Process, effect: Any) -> None:
+    if effect.reason is Reason.PEER_PROTOCOL and not world.duplicates:
+        raise Violation("protocol", f"{process.instance} says of {effect.peer}: {effect.detail}")
+    world.marks.add(f"closed {effect.reason}")
+    key = process.streams.get((effect.peer, effect.stream))
+    if key is not None and not world.streams[key].broken:
+        world.sever(key)
+
+
+def _to_engine(world: World, process: Process, effect: Any) -> None:
+    assert process.engine is not None
+    process.engine.inbox.append(effect.message)
+    world.work("engine", process.instance)
+
+
+def _start_copy(world: World, process: Process, effect: Any) -> None:
+    copy = Copy(
+        process.instance,
+        effect.copy,
+        effect.transfer,
+        effect.source,
+        effect.source_pages,
+        effect.dest,
+        effect.dest_pages,
+        effect.start_row,
+        effect.count,
+    )
+    checks.check_start(process, copy)
+    key = (process.instance, effect.copy)
+    world.copies[key] = copy
+    world.work("copy", key)
+
+
+def _close_mapping(world: World, process: Process, effect: Any) -> None:
+    for copy in world.copies.values():
+        if copy.writer == process.instance and effect.instance in (copy.source, copy.dest):
+            raise Violation("unmapped", f"the pool of {effect.instance} closes under a copy")
+    process.mapped -= {effect.instance}
+    world.marks.add("mapping closed")
+    world.forget_dead()
+
+
+def _set_health(world: World, process: Process, effect: Any) -> None:
+    if effect.ok:
+        process.red -= {effect.name}
+    else:
+        process.red |= {effect.name}
+        world.marks.add(f"red {effect.name}")
+
+
+def _drained(world: World, process: Process, effect: Any) -> None:
+    process.drained = True
+    world.work("drained", process.instance)
+
+
+def _count(world: World, process: Process, effect: Any) -> None:
+    if effect.by:
+        world.marks.add(effect.name)
+
+
+def _rows(world: World, process: Process, effect: Any) -> None:
+    client = world.clients.get(effect.request_id)
+    if client is None:
+        raise Violation("ended-once", f"rows for {effect.request_id}, which is over")
+    got = client.rows
+    for at in range(0, len(effect.rows), ROW_BYTES):
+        number, index = unpack_row(effect.rows[at : at + ROW_BYTES])
+        if number != client.content or index != got:
+            detail = f"{effect.request_id} got row {index} of prompt {number}, wants {got} of"
+            raise Violation("foreign-rows", f"{detail} {client.content}")
+        got += 1
+    world.clients[effect.request_id] = replace(client, rows=got)
+
+
+def _ended(world: World, process: Process, effect: Any) -> None:
+    if world.twice_submitted and effect.reason is Reason.DUPLICATE_REQUEST:
+        return
+    client = world.clients.pop(effect.request_id, None)
+    if client is None:
+        raise Violation("ended-once", f"{effect.request_id} ends twice")
+    if effect.finished is not None and effect.finished.output_rows != client.rows:
+        detail = f"{client.rows} rows sent, {effect.finished.output_rows} told"
+        raise Violation("foreign-rows", f"{effect.request_id}: {detail}")
+    world.marks.add(f"ended {effect.reason or 'well'}")
+    world.work("ended", (client, effect.reason))
+
+
+_BRANCHES: dict[type, Any] = {
+    fx.Close: _close,
+    fx.ToEngineEffect: _to_engine,
+    fx.StartCopy: _start_copy,
+    fx.CloseMapping: _close_mapping,
+    fx.SetHealth: _set_health,
+    fx.Drained: _drained,
+    fx.Count: _count,
+    fx.Rows: _rows,
+    fx.Ended: _ended,
+}

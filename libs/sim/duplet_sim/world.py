@@ -1,0 +1,397 @@
+"""A small deterministic world around the four real machines.
+
+It has processes that start, stop, continue and exit; streams that break at any time and may
+deliver what was written before the break late, or never; the kernel's word on deaths, late;
+models of the engines; and the copy engine, whose copies go on while the process that ordered
+them is stopped, and may be reported as failed and write all the same.
+
+Every public method is one step of the world. Who calls them, and in which order, is the
+explorer's choice (all orders) or the simulator's (an order drawn from a seed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from duplet_core import effects as fx
+from duplet_core.decode import DecodeMachine
+from duplet_core.decode_state import DecodeConfig
+from duplet_core.effects import CopyDone, CopyResult, FromEngineEvent, InstanceDied, LifelineUp
+from duplet_core.engine import FromEngine, Verified
+from duplet_core.front import FrontMachine
+from duplet_core.front_state import FrontConfig
+from duplet_core.ids import InstanceId, Role
+from duplet_core.machine import Machine
+from duplet_core.messages import Message
+from duplet_core.prefill import PrefillMachine
+from duplet_core.prefill_state import PrefillConfig
+from duplet_core.writer import WriterMachine
+from duplet_core.writer_state import WriterConfig
+from duplet_sim import checks, content, executor
+from duplet_sim.engines import DecodeEngine, PrefillEngine
+from duplet_sim.nodes import TIMER, Interner, LiveNode, Node
+from duplet_sim.parts import (
+    ACCEPTOR,
+    DIALER,
+    Client,
+    Copy,
+    Process,
+    Stream,
+    StreamKey,
+    empty_pool,
+)
+from duplet_sim.violation import Violation
+
+CopyKey = tuple[InstanceId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    decode: DecodeConfig
+    prefill: PrefillConfig
+    writer: WriterConfig = WriterConfig()
+    front: FrontConfig = FrontConfig()
+    chunk_rows: int = 1
+    """Rows that prefill's engine computes, and moves, at a time."""
+    depth: int = 2
+    """Steps of decode that may be launched and not yet read."""
+
+
+class Door:
+    """An engine's way to its pool, past the checker."""
+
+    __slots__ = ("_process", "page_rows", "rows")
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.page_rows = process.page_rows
+        self.rows = process.rows
+
+    def write(self, seq: int, pages: tuple[int, ...], start: int, tags: tuple[int, ...]) -> None:
+        first, last = start // self.page_rows, (start + len(tags) - 1) // self.page_rows
+        touched = pages[first : last + 1]
+        check = (
+            checks.check_decode_write
+            if self._process.role is Role.DECODE
+            else checks.check_prefill_write
+        )
+        check(self._process, seq, set(touched))
+        content.write_rows(self.rows, touched, start, tags, self.page_rows)
+
+
+class World:
+    """Owns processes, streams, copies and clients. `interner` set: machines are frozen nodes."""
+
+    def __init__(self, config: WorldConfig, interner: Interner | None = None) -> None:
+        self.config = config
+        self.interner = interner
+        self.owner = object()
+        self.processes: dict[InstanceId, Process] = {}
+        self.current: dict[Role, InstanceId] = {}
+        """The newest instance of each service, exited or not."""
+        self.births = dict.fromkeys(Role, 0)
+        self.streams: dict[StreamKey, Stream] = {}
+        self.copies: dict[CopyKey, Copy] = {}
+        self.clients: dict[str, Client] = {}
+        self.now = 0
+        self.prompt = False
+        """What engines and lb's peers say is heard at once (the explorer's reduction)."""
+        self.on_work: Callable[[str, Any], None] | None = None
+        """Told what there is to do: (kind, key); the simulator's agenda."""
+        self.on_effect: Callable[[Process, fx.Effect], None] | None = None
+        self.on_event: Callable[[Process, Any], None] | None = None
+        self.marks: set[str] = set()
+        """Rare paths that were taken."""
+        self.twice_submitted = False
+
+    # --- parts ------------------------------------------------------------------
+
+    def touch(self, instance: InstanceId) -> Process:
+        """The process, to be changed."""
+        process = self.processes[instance]
+        if process.owner is not self.owner:
+            process = self.processes[instance] = process.copy(self.owner)
+        process.frozen = None
+        return process
+
+    def touch_stream(self, key: StreamKey) -> Stream:
+        stream = self.streams[key]
+        if stream.owner is not self.owner:
+            stream = self.streams[key] = stream.copy(self.owner)
+        stream.frozen = None
+        return stream
+
+    def primary(self, role: Role) -> Process | None:
+        """The newest instance of the service, unless it has exited."""
+        instance = self.current.get(role)
+        process = None if instance is None else self.processes.get(instance)
+        return None if process is None or process.exited else process
+
+    def side_process(self, stream: Stream, side: int) -> Process | None:
+        process = self.processes.get(stream.acceptor if side == ACCEPTOR else stream.dialer)
+        return None if process is None or process.exited else process
+
+    def feed(self, instance: InstanceId, event: Any, now: int | None = None) -> None:
+        """Give a machine one event and execute what it asks for."""
+        process = self.touch(instance)
+        if self.on_event is not None:
+            self.on_event(process, event)
+        when = self.now + process.skew if now is None else now
+        process.node, asked = process.node.feed(event, when)
+        executor.execute(self, process, asked)
+
+    def work(self, kind: str, key: Any) -> None:
+        if self.on_work is not None:
+            self.on_work(kind, key)
+
+    # --- processes ----------------------------------------------------------------
+
+    def start(self, role: Role) -> None:
+        """A new instance; for kvproxy every earlier one has exited (the lock)."""
+        self.births[role] += 1
+        instance = InstanceId(f"{role}{self.births[role]}")
+        machine: Machine
+        engine: PrefillEngine | DecodeEngine | None = None
+        rows: list[content.Rows] = []
+        page_rows = 1
+        if role is Role.LB:
+            machine = FrontMachine(instance, self.config.front)
+        elif role is Role.KVPROXY:
+            machine = WriterMachine(instance, self.config.writer)
+        elif role is Role.PREFILL:
+            machine = PrefillMachine(instance, self.config.prefill)
+            engine = PrefillEngine(self.config.chunk_rows)
+            page_rows = self.config.prefill.page_rows
+            rows = empty_pool(self.config.prefill.pages, page_rows)
+        else:
+            machine = DecodeMachine(instance, self.config.decode)
+            engine = DecodeEngine()
+            page_rows = self.config.decode.page_rows
+            rows = empty_pool(self.config.decode.pages, page_rows)
+        node: Node = LiveNode(machine) if self.interner is None else self.interner.node(machine)
+        process = Process(self.owner, role, instance, node)
+        process.engine, process.rows, process.page_rows = engine, rows, page_rows
+        self.processes[instance] = process
+        self.current[role] = instance
+        self.forget_dead()
+
+    def kill(self, instance: InstanceId) -> None:
+        """The process exits, whatever state it is in; its copies exit with it."""
+        process = self.touch(instance)
+        process.exited, process.stopped = True, False
+        for (peer, local), key in list(process.streams.items()):
+            stream = self.touch_stream(key)
+            side = DIALER if stream.local[DIALER] == (peer, local) else ACCEPTOR
+            stream.broken = True
+            self._close_side(key, stream, side if stream.dialer != instance else DIALER)
+        process.streams.clear()
+        process.dialing.clear()
+        process.outbox.clear()
+        process.engine = None
+        for copy_key in [k for k in self.copies if k[0] == instance]:
+            del self.copies[copy_key]
+        if process.role is Role.LB:
+            self.clients.clear()
+        self.work("death", instance)
+        self.forget_dead()
+
+    def stop(self, instance: InstanceId) -> None:
+        self.touch(instance).stopped = True
+
+    def resume(self, instance: InstanceId) -> None:
+        self.touch(instance).stopped = False
+        self.work("resumed", instance)
+
+    def drain(self, instance: InstanceId) -> None:
+        self.touch(instance).asked = True
+        self.feed(instance, fx.Drain())
+
+    def watch(self, watcher: InstanceId, watched: InstanceId) -> None:
+        """The lifeline between two processes is up, at one of its ends."""
+        process = self.touch(watcher)
+        target = self.processes[watched]
+        process.watching |= {watched}
+        pages = 0
+        if process.role is Role.KVPROXY:
+            process.mapped |= {watched}
+            pages = len(target.rows)
+        self.feed(watcher, LifelineUp(target.role, watched, pages, target.page_rows))
+
+    def mourn(self, watcher: InstanceId, watched: InstanceId) -> None:
+        """The kernel tells the watcher that all processes of the watched have exited."""
+        process = self.touch(watcher)
+        process.watching -= {watched}
+        role = self.processes[watched].role
+        self.feed(watcher, InstanceDied(role, watched))
+        self.forget_dead()
+
+    def forget_dead(self) -> None:
+        """Drop the remains of processes that nobody watches or maps."""
+        for instance, process in list(self.processes.items()):
+            if process.exited and not any(
+                instance in other.watching or instance in other.mapped
+                for other in self.processes.values()
+                if not other.exited
+            ):
+                del self.processes[instance]
+
+    def tick(self, instance: InstanceId) -> None:
+        """The machine's timer, at its own time."""
+        due = self.processes[instance].node.machine.next_timer()
+        now = max(due, self.now + self.processes[instance].skew)
+        self.feed(instance, TIMER, now)
+        process = self.processes.get(instance)
+        if process is not None and not process.exited:
+            due = process.node.machine.next_timer()
+            if due is not None and due <= now:
+                raise Violation("timer", f"{instance}: {due} is due again at {now}")
+
+    # --- streams --------------------------------------------------------------------
+
+    def dial(self, instance: InstanceId, peer: Role) -> None:
+        process = self.touch(instance)
+        target = self.touch(self.current[peer])
+        process.dialed += 1
+        target.accepted += 1
+        key = (instance, peer, process.dialed)
+        stream = Stream(self.owner, instance, target.instance)
+        stream.local = ((process.role, target.accepted), (peer, process.dialed))
+        self.streams[key] = stream
+        process.dialing[peer] = process.streams[stream.local[DIALER]] = key
+        target.streams[stream.local[ACCEPTOR]] = key
+        self.feed(instance, fx.StreamOpened(peer, process.dialed))
+
+    def deliver(self, key: StreamKey, side: int, keep: bool = False) -> None:
+        """The next message of one direction; `keep`: and the same one once more later."""
+        stream = self.touch_stream(key)
+        queue = stream.queues[side]
+        message = queue[0] if keep else queue.pop(0)
+        receiver = stream.acceptor if side == ACCEPTOR else stream.dialer
+        self.feed(receiver, fx.Received(*stream.local[side], message))
+
+    def sever(self, key: StreamKey) -> None:
+        """The connection is gone; nobody has noticed yet."""
+        self.touch_stream(key).broken = True
+        self.work("broken", key)
+
+    def close(self, key: StreamKey, side: int) -> None:
+        """One side notices the end of a stream; what it had not taken by now is lost."""
+        stream = self.touch_stream(key)
+        instance = stream.acceptor if side == ACCEPTOR else stream.dialer
+        process = self.touch(instance)
+        peer, local = stream.local[side]
+        del process.streams[(peer, local)]
+        if side == DIALER:
+            del process.dialing[peer]
+        self._close_side(key, stream, side)
+        self.feed(instance, fx.StreamClosed(peer, local))
+        if side == DIALER:
+            self.work("undialed", (instance, peer))
+
+    def _close_side(self, key: StreamKey, stream: Stream, side: int) -> None:
+        stream.closed[side] = True
+        stream.queues[side].clear()
+        if all(stream.closed):
+            del self.streams[key]
+        else:
+            self.work("broken", key)
+
+    def put(self, process: Process, peer: Role, local: int, message: Message) -> None:
+        """A process sends on one of its streams; dropped when that is gone."""
+        key = process.streams.get((peer, local))
+        if key is None or self.streams[key].broken:
+            return
+        stream = self.touch_stream(key)
+        side = ACCEPTOR if stream.dialer == process.instance else DIALER
+        if self.interner is not None:
+            message = self.interner.message(message)
+        stream.queues[side].append(message)
+        if self.prompt and stream.local[ACCEPTOR][0] is Role.LB and side == DIALER:
+            if self.processes[stream.dialer].runs and len(stream.queues[side]) == 1:
+                self.deliver(key, side)
+                return
+        self.work("message", (key, side))
+
+    # --- engines --------------------------------------------------------------------
+
+    def engine_step(self, instance: InstanceId, kind: str) -> None:
+        """`kind`: take, compute, verify, launch or complete."""
+        process = self.touch(instance)
+        engine = process.engine
+        assert engine is not None
+        if kind == "launch":
+            assert isinstance(engine, DecodeEngine)
+            engine.launch()
+            return
+        told: list[FromEngine]
+        if kind == "take":
+            told = engine.take()
+        else:
+            told = getattr(engine, kind)(Door(process))
+        for message in told:
+            if isinstance(message, Verified) and not message.ok:
+                raise Violation("mismatch", f"landed KV of {message.transfer} is not its own")
+        if self.prompt:
+            for message in told:
+                self.feed(instance, FromEngineEvent(message))
+        elif told:
+            process.outbox += told
+            self.work("outbox", instance)
+
+    def hear_engine(self, instance: InstanceId) -> None:
+        """The I/O process takes the next message of its engine."""
+        self.feed(instance, FromEngineEvent(self.touch(instance).outbox.pop(0)))
+
+    # --- copies -----------------------------------------------------------------------
+
+    def write_copy(self, key: CopyKey, rows: int | None = None) -> None:
+        """The copy moves bytes: `rows` more of them, or all that are left."""
+        copy = self.copies[key]
+        left = copy.count - copy.written
+        rows = left if rows is None else min(rows, left)
+        source, dest = self.processes.get(copy.source), self.processes.get(copy.dest)
+        if source is None or dest is None:
+            raise Violation("unmapped", f"{copy.transfer} touches a pool that is gone")
+        checks.check_copy(copy, source, dest, self.processes[copy.writer])
+        dest = self.touch(copy.dest)
+        row = copy.start + copy.written
+        first = copy.start // source.page_rows
+        tags = [
+            source.rows[copy.source_pages[r // source.page_rows - first]][r % source.page_rows]
+            for r in range(row, row + rows)
+        ]
+        at = row // dest.page_rows - copy.start // dest.page_rows
+        content.write_rows(dest.rows, copy.dest_pages[at:], row, tags, dest.page_rows)
+        self.copies[key] = replace(copy, written=copy.written + rows)
+        if copy.told:
+            self.marks.add("copy wrote after its end was unknown")
+
+    def end_copy(self, key: CopyKey, result: CopyResult) -> None:
+        """The mover reports a copy: OK (all written), NOT_STARTED, or UNKNOWN (it goes on)."""
+        copy = self.copies[key]
+        if result is CopyResult.UNKNOWN:
+            self.copies[key] = replace(copy, told=True)
+        else:
+            del self.copies[key]
+        writer = self.processes[copy.writer]
+        done = CopyDone(copy.number, result, "simulated", self.now + writer.skew)
+        self.feed(copy.writer, done)
+
+    # --- clients ------------------------------------------------------------------------
+
+    def submit(self, submit: fx.Submit, number: int) -> None:
+        """A client's request; `number` is the content number of its prompt."""
+        lb = self.primary(Role.LB)
+        assert lb is not None
+        self.twice_submitted = submit.request_id in self.clients
+        if not self.twice_submitted:
+            self.clients[submit.request_id] = Client(submit, number)
+        self.feed(lb.instance, submit)
+        self.twice_submitted = False
+
+    def cancel(self, request_id: str, reason: fx.Reason) -> None:
+        lb = self.primary(Role.LB)
+        assert lb is not None
+        self.feed(lb.instance, fx.Cancel(request_id, reason))
