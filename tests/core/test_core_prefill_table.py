@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,7 +255,7 @@ def test_a_computed_part_without_a_writer_fails_the_request(last: bool) -> None:
 @pytest.mark.parametrize("released_first", [True, False])
 def test_pages_wait_for_both_the_engine_and_the_writer(released_first: bool) -> None:
     driver = in_state(State.STOPPING)
-    events = [
+    events: list[Callable[[], object]] = [
         lambda: driver.hear(Role.KVPROXY, SourceReleased(T1)),
         lambda: driver.say(engine.Stopped(SEQ, None)),
     ]

@@ -55,7 +55,7 @@ def test_a_cached_page_outlives_its_transfer_until_it_is_evicted() -> None:
     pages.release(T1)
     assert pages.free == PAGES - 1
     assert pages.hold(T2, 0, shared=(1,)) == (1,)
-    pages.evict(1)
+    pages.release_page(1)
     assert pages.free == PAGES - 1, "a transfer still reads it"
     pages.release(T2)
     assert pages.free == PAGES
@@ -69,7 +69,7 @@ def test_ends_and_shares_without_a_hold_are_refused() -> None:
         lambda: pages.hold(T1, 1),
         lambda: pages.hold(T2, 0, shared=(5,)),
         lambda: pages.retain(5),
-        lambda: pages.evict(5),
+        lambda: pages.release_page(5),
         lambda: pages.release(T3),
         lambda: pages.pages_of(T3),
     )
@@ -132,7 +132,7 @@ class SourcesAgainstModel(RuleBasedStateMachine):
     def evict(self, page: int) -> None:
         if page in self.cached:
             self.cached.remove(page)
-            self.pages.evict(page)
+            self.pages.release_page(page)
 
     @invariant()
     def holds_are_counted(self) -> None:

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,11 +42,23 @@ class Story:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.questions: Counter[str] = Counter()
+        self._question = asyncio.Condition()
         self._queue: asyncio.Queue[Event] = asyncio.Queue(maxsize=1000)
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
         self._queue.put_nowait(event)
+
+    async def note_question(self, name: str) -> None:
+        async with self._question:
+            self.questions[name] += 1
+            self._question.notify_all()
+
+    async def asked(self, name: str, times: int) -> None:
+        """Wait until the service was asked so often whether it is ready."""
+        async with self._question:
+            await self._question.wait_for(lambda: self.questions[name] >= times)
 
     async def next(self, kind: EventKind, service: str | None = None) -> Event:
         while True:
@@ -64,6 +77,7 @@ async def supervised(
     tmp_path: Path, services: Sequence[Service], limits: Limits = QUICK
 ) -> AsyncIterator[tuple[Supervisor, Story, asyncio.Task[bool]]]:
     async def is_ready(name: str) -> bool:
+        await story.note_question(name)
         return (tmp_path / f"{name}.ready").exists()
 
     story = Story()
@@ -81,6 +95,8 @@ async def test_drains_in_stages_and_says_so(tmp_path: Path) -> None:
     services = [script(tmp_path, name) for name in ("front", "middle", "back")]
     async with supervised(tmp_path, services) as (supervisor, story, task):
         assert await supervisor.wait_ready()
+        kinds = [event.kind for event in story.events]
+        assert kinds.index("unit_ready") > max(i for i, kind in enumerate(kinds) if kind == "ready")
         supervisor.drain()
         assert await task
     assert (tmp_path / "order").read_text().split() == ["front", "middle", "back"]
@@ -106,6 +122,23 @@ async def test_restarts_with_growing_delay(tmp_path: Path) -> None:
         started = await story.next("started")
         assert started.pid is not None
         assert started.pid == supervisor.pid("one")
+
+
+async def test_the_unit_is_ready_again_only_when_all_say_so(tmp_path: Path) -> None:
+    services = [script(tmp_path, "front"), script(tmp_path, "back")]
+    async with supervised(tmp_path, services) as (supervisor, story, _):
+        assert await supervisor.wait_ready()
+        await story.next("unit_ready")
+        (tmp_path / "front.ready").unlink()  # The one that lives on lost what it depends on.
+        pid = supervisor.pid("back")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await story.next("ready", "back")
+        asked = story.questions["front"]
+        await story.asked("front", asked + 3)
+        assert [event.kind for event in story.events].count("unit_ready") == 1
+        (tmp_path / "front.ready").touch()
+        await story.next("unit_ready")
 
 
 async def test_names_the_exit_code(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ handoffs = st.builds(
     first_row=packed(1),
     digests=st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=5).map(tuple),
     stamps=stamps,
+    cached_rows=uint32s,
 )
 credits_ = st.builds(
     core.Credit,
@@ -119,7 +120,7 @@ SAID: dict[tuple[Role, Role], dict[type[Any], st.SearchStrategy[Any]]] = {
     (Role.LB, Role.PREFILL): {core.Hello: hellos, core.Prefill: prefills(), core.End: ends},
     (Role.PREFILL, Role.LB): {
         core.Hello: hellos,
-        core.StoppedAtOnce: st.builds(core.StoppedAtOnce, request_ids, transfers, stamps),
+        core.StoppedAtOnce: st.builds(core.StoppedAtOnce, request_ids, transfers, stamps, uint32s),
         core.Failed: faileds,
     },
     (Role.LB, Role.DECODE): {core.Hello: hellos, core.Admit: admits, core.End: ends},

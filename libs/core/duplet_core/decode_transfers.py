@@ -118,6 +118,7 @@ class Transfers:
         t.deadline_ns = None
         t.handoff = message.handoff
         t.report.stamps = (*message.handoff.stamps, now)
+        t.report.cached_rows = message.handoff.cached_rows
         t.seq = self._next_seq
         self._next_seq += 1
         self.by_seq[t.seq] = t

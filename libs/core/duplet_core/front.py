@@ -207,10 +207,13 @@ class FrontMachine(Machine):
         self._end(request, message.reason, message.detail)
 
     def _stopped_at_once(self, request: Request, message: StoppedAtOnce, now: int) -> None:
-        finished = Finished(message.request_id, message.transfer, True, 0, 0, message.stamps)
+        key = (message.request_id, message.transfer)
+        finished = Finished(*key, True, 0, 0, message.stamps, message.cached_rows)
         self._end(request, None, "", finished)
 
     def _accept(self, request: Request, message: Accepted, now: int) -> None:
+        if message.stream_id in self._by_stream:
+            raise RemoteProtocolError(f"Accepted: stream {message.stream_id} is in use")
         request.state = State.STREAMING
         request.stream_id = message.stream_id
         self._by_stream[message.stream_id] = request

@@ -35,6 +35,8 @@ class Handoff:
     """16 bytes a prompt page, over the page's valid rows (S10)."""
     stamps: tuple[int, ...]
     """Prefill's times in ns: see `duplet_core.timeline`."""
+    cached_rows: int = 0
+    """Prompt rows whose KV came from the prefix cache."""
 
 
 # --- every pair -------------------------------------------------------------
@@ -195,6 +197,7 @@ class StoppedAtOnce:
     request_id: str
     transfer: TransferId
     stamps: tuple[int, ...]
+    cached_rows: int = 0
 
 
 # --- decode <-> kvproxy -------------------------------------------------------

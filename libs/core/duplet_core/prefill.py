@@ -17,6 +17,7 @@ from duplet_core.machine import Machine
 from duplet_core.messages import End, Failed, Hello, Prefill, SourceReleased
 from duplet_core.prefill_jobs import Jobs
 from duplet_core.prefill_state import Input, PrefillConfig
+from duplet_core.prefix import NoPrefixIndex, PrefixIndex
 
 
 class PrefillMachine(Machine):
@@ -29,7 +30,10 @@ class PrefillMachine(Machine):
         (Role.KVPROXY, SourceReleased): "_take_released",
     }
 
-    def __init__(self, instance: InstanceId, config: PrefillConfig) -> None:
+    def __init__(
+        self, instance: InstanceId, config: PrefillConfig, index: PrefixIndex | None = None
+    ) -> None:
+        """`index` None: no prefix is shared."""
         super().__init__(
             instance,
             (
@@ -38,7 +42,7 @@ class PrefillMachine(Machine):
             ),
         )
         self.config = config
-        self.jobs = Jobs(config, self)
+        self.jobs = Jobs(config, self, NoPrefixIndex() if index is None else index)
         self._drained_told = False
 
     # --- peers ------------------------------------------------------------------

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from duplet_core import engine
-from duplet_core.effects import Log, ToEngineEffect
+from duplet_core.effects import Count, Log, ToEngineEffect
 from duplet_core.errors import Reason, require
 from duplet_core.ids import RequestKey, Role, TransferId
 from duplet_core.machine import Outlet
@@ -35,13 +35,14 @@ from duplet_core.messages import (
     StoppedAtOnce,
 )
 from duplet_core.prefill_state import Input, Job, PrefillConfig, State
+from duplet_core.prefix import Match, PrefixIndex
 from duplet_core.sources import SourcePages
 
 
 class Jobs:
     """Owner of prefill's pages and of every transfer that holds some or waits for them."""
 
-    def __init__(self, config: PrefillConfig, out: Outlet) -> None:
+    def __init__(self, config: PrefillConfig, out: Outlet, index: PrefixIndex) -> None:
         self.config = config
         self.pages = SourcePages(config.pages)
         self.by_transfer: dict[TransferId, Job] = {}
@@ -50,6 +51,7 @@ class Jobs:
         self.by_seq: dict[int, Job] = {}
         """Transfers whose pages the engine may name."""
         self.queue: deque[Job] = deque()
+        self.index = index
         self._out = out
         self._next_seq = 1
 
@@ -61,22 +63,52 @@ class Jobs:
         self.queue.append(job)
 
     def start_queued(self) -> None:
-        """Hand the engine what has pages now, strictly in arrival order."""
+        """Hand the engine what has pages now, in arrival order. A job whose next page is being
+        computed for another one steps aside until then, and keeps its place."""
+        aside: list[Job] = []
         while self.queue:
             job = self.queue[0]
-            pages = self.pages.hold(job.transfer, self.pages_for(job.prompt_rows))
-            if pages is None:
-                return
-            self.queue.popleft()
             assert job.prompt is not None
-            job.state = State.COMPUTING
-            job.pages = pages
-            job.seq = self._next_seq
-            self._next_seq += 1
-            self.by_seq[job.seq] = job
-            start = engine.Start(job.seq, pages, job.prompt, 0, 0, job.sampling)
-            self._out.emit(ToEngineEffect(start))
-            job.prompt = None  # the engine's copy is enough
+            match = self.index.match(job.prompt, (job.prompt_rows - 1) // self.config.page_rows)
+            if match.pending:
+                aside.append(self.queue.popleft())
+            elif self._take_pages(job, match):
+                self._start(self.queue.popleft(), match)
+            else:
+                break
+        self.queue.extendleft(reversed(aside))
+
+    def _take_pages(self, job: Job, match: Match) -> bool:
+        fresh = self.pages_for(job.prompt_rows) - len(match.pages)
+        for page in match.pages:  # not to be evicted for the rest of this very prompt
+            self.pages.retain(page)
+        missing = fresh - self.pages.free
+        if missing > 0:
+            for page in self.index.evict(missing, lambda page: self.pages.holds(page) > 1):
+                self.pages.release_page(page)
+        pages = self.pages.hold(job.transfer, fresh, match.pages)
+        for page in match.pages:
+            self.pages.release_page(page)
+        if pages is None:
+            return False
+        job.pages = pages
+        return True
+
+    def _start(self, job: Job, match: Match) -> None:
+        assert job.prompt is not None
+        whole_pages = job.prompt_rows // self.config.page_rows
+        self.index.begin(job.transfer, job.prompt, job.pages[:whole_pages])
+        job.state = State.COMPUTING
+        job.cached_rows = len(match.pages) * self.config.page_rows
+        job.digests = match.digests
+        job.seq = self._next_seq
+        self._next_seq += 1
+        self.by_seq[job.seq] = job
+        start = engine.Start(job.seq, job.pages, job.prompt, job.cached_rows, 0, job.sampling)
+        self._out.emit(ToEngineEffect(start))
+        self._out.emit(Count("prompt_rows", job.prompt_rows))
+        self._out.emit(Count("cached_rows", job.cached_rows))
+        job.prompt = None  # the engine's copy is enough
 
     def step(self, job: Job, what: Input, message: Any, now: int) -> None:
         """Apply one input to one transfer, by the table."""
@@ -106,7 +138,7 @@ class Jobs:
         del self.by_transfer[job.transfer]
 
     def _move_part(self, job: Job, message: engine.ChunkDone, now: int) -> None:
-        job.digests += message.digests
+        self._keep(job, message)
         if not self._move(job, message.rows, None):
             self._no_writer(job)
             self._stop_engine(job)
@@ -114,14 +146,18 @@ class Jobs:
     def _move_last(self, job: Job, message: engine.ChunkDone, now: int) -> None:
         """The engine has ended the sequence with this chunk; it names no page any more."""
         assert message.first_row is not None
+        self._keep(job, message)
         self._close_seq(job)
-        job.digests += message.digests
         stamps = (job.received_ns, message.started_ns, message.done_ns)
         if message.stopped:
             job.state = State.HANDED
-            self._tell(job, StoppedAtOnce(job.key.request_id, job.transfer, stamps))
+            self._tell(
+                job, StoppedAtOnce(job.key.request_id, job.transfer, stamps, job.cached_rows)
+            )
             return
-        if self._move(job, message.rows, Handoff(message.first_row, job.digests, stamps)):
+        if self._move(
+            job, message.rows, Handoff(message.first_row, job.digests, stamps, job.cached_rows)
+        ):
             job.state = State.HANDED
             return
         self._no_writer(job)
@@ -231,6 +267,13 @@ class Jobs:
 
     # --- what transitions are made of ---------------------------------------------
 
+    def _keep(self, job: Job, message: engine.ChunkDone) -> None:
+        """The chunk's whole pages can be matched from now on, with their digests."""
+        job.digests += message.digests
+        whole = job.digests[: message.rows // self.config.page_rows]
+        for page in self.index.computed(job.transfer, whole):
+            self.pages.retain(page)
+
     def _move(self, job: Job, rows: int, handoff: Handoff | None) -> bool:
         """Lend rows [moved_rows, rows) to the writer; False when there is none to lend to."""
         first = job.moved_rows // self.config.page_rows
@@ -260,9 +303,11 @@ class Jobs:
     def _end_request(self, job: Job) -> None:
         """The request is over and its id may return; its pages may still be held."""
         del self.by_key[job.key]
+        self.index.abandon(job.transfer)
 
     def _close_seq(self, job: Job) -> None:
         del self.by_seq[job.seq]
+        self.index.abandon(job.transfer)
 
     def _await_release(self, job: Job) -> None:
         if job.owed:

@@ -54,5 +54,7 @@ class Job:
     """Who got the first Move; the transfer stays with this writer."""
     owed: bool = False
     """The writer has yet to say SourceReleased."""
+    cached_rows: int = 0
+    """Rows at the beginning whose KV was known."""
     moved_rows: int = 0
     digests: tuple[bytes, ...] = ()

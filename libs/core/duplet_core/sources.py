@@ -52,12 +52,12 @@ class SourcePages:
             self._drop(page)
 
     def retain(self, page: int) -> None:
-        """The prefix index keeps a held page beyond its transfer."""
-        require(self._holds[page] > 0, "only a held page can be cached")
+        """Begin one more hold on a held page; the prefix index keeps pages this way."""
+        require(self._holds[page] > 0, "only a held page can be retained")
         self._holds[page] += 1
 
-    def evict(self, page: int) -> None:
-        """The prefix index forgets a page."""
+    def release_page(self, page: int) -> None:
+        """End one hold that `retain` began."""
         self._drop(page)
 
     def holds(self, page: int) -> int:

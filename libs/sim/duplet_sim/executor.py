@@ -120,28 +120,28 @@ def _count(world: World, process: Process, effect: Any) -> None:
 
 
 def _rows(world: World, process: Process, effect: Any) -> None:
-    client = world.clients.get(effect.request_id)
+    client = world.clients.get(effect.transfer)
     if client is None:
-        raise Violation("ended-once", f"rows for {effect.request_id}, which is over")
+        raise Violation("ended-once", f"rows for {effect.transfer}, which is over")
     got = client.rows
     for at in range(0, len(effect.rows), ROW_BYTES):
         number, index = unpack_row(effect.rows[at : at + ROW_BYTES])
         if number != client.content or index != got:
-            detail = f"{effect.request_id} got row {index} of prompt {number}, wants {got} of"
+            detail = f"{effect.transfer} got row {index} of prompt {number}, wants {got} of"
             raise Violation("foreign-rows", f"{detail} {client.content}")
         got += 1
-    world.clients[effect.request_id] = replace(client, rows=got)
+    world.clients[effect.transfer] = replace(client, rows=got)
 
 
 def _ended(world: World, process: Process, effect: Any) -> None:
     if world.twice_submitted and effect.reason is Reason.DUPLICATE_REQUEST:
         return
-    client = world.clients.pop(effect.request_id, None)
+    client = world.clients.pop(effect.transfer, None)
     if client is None:
-        raise Violation("ended-once", f"{effect.request_id} ends twice")
+        raise Violation("ended-once", f"{effect.transfer} ends twice")
     if effect.finished is not None and effect.finished.output_rows != client.rows:
         detail = f"{client.rows} rows sent, {effect.finished.output_rows} told"
-        raise Violation("foreign-rows", f"{effect.request_id}: {detail}")
+        raise Violation("foreign-rows", f"{effect.transfer}: {detail}")
     world.marks.add(f"ended {effect.reason or 'well'}")
     world.work("ended", (client, effect.reason))
 

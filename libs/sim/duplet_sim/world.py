@@ -20,9 +20,10 @@ from duplet_core.decode import DecodeMachine
 from duplet_core.decode_state import DecodeConfig
 from duplet_core.effects import CopyDone, CopyResult, FromEngineEvent, InstanceDied, LifelineUp
 from duplet_core.engine import FromEngine, Verified
+from duplet_core.errors import Reason
 from duplet_core.front import FrontMachine
 from duplet_core.front_state import FrontConfig
-from duplet_core.ids import InstanceId, Role
+from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.machine import Machine
 from duplet_core.messages import Message
 from duplet_core.prefill import PrefillMachine
@@ -94,7 +95,7 @@ class World:
         self.births = dict.fromkeys(Role, 0)
         self.streams: dict[StreamKey, Stream] = {}
         self.copies: dict[CopyKey, Copy] = {}
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[TransferId, Client] = {}
         self.now = 0
         self.prompt = False
         """What engines and lb's peers say is heard at once (the explorer's reduction)."""
@@ -105,6 +106,8 @@ class World:
         self.marks: set[str] = set()
         """Rare paths that were taken."""
         self.twice_submitted = False
+        self.duplicates = False
+        """Some message was delivered twice: peers may be accused of it."""
 
     # --- parts ------------------------------------------------------------------
 
@@ -181,11 +184,10 @@ class World:
         """The process exits, whatever state it is in; its copies exit with it."""
         process = self.touch(instance)
         process.exited, process.stopped = True, False
-        for (peer, local), key in list(process.streams.items()):
+        for key in process.streams.values():
             stream = self.touch_stream(key)
-            side = DIALER if stream.local[DIALER] == (peer, local) else ACCEPTOR
             stream.broken = True
-            self._close_side(key, stream, side if stream.dialer != instance else DIALER)
+            self._close_side(key, stream, DIALER if stream.dialer == instance else ACCEPTOR)
         process.streams.clear()
         process.dialing.clear()
         process.outbox.clear()
@@ -385,13 +387,13 @@ class World:
         """A client's request; `number` is the content number of its prompt."""
         lb = self.primary(Role.LB)
         assert lb is not None
-        self.twice_submitted = submit.request_id in self.clients
+        self.twice_submitted = submit.transfer in self.clients
         if not self.twice_submitted:
-            self.clients[submit.request_id] = Client(submit, number)
+            self.clients[submit.transfer] = Client(submit, number)
         self.feed(lb.instance, submit)
         self.twice_submitted = False
 
-    def cancel(self, request_id: str, reason: fx.Reason) -> None:
+    def cancel(self, transfer: TransferId, reason: Reason) -> None:
         lb = self.primary(Role.LB)
         assert lb is not None
-        self.feed(lb.instance, fx.Cancel(request_id, reason))
+        self.feed(lb.instance, fx.Cancel(transfer, reason))

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duplet_client import AsyncClient, GenerateError, SamplingOptions, Unit
+from duplet_core.errors import Reason, Unavailable
 from duplet_core.timeline import POINTS
 from duplet_unit.ask import (
     Answer,
@@ -24,6 +25,7 @@ from duplet_unit.ask import (
     run_request,
 )
 from duplet_unit.report import ConsoleReport
+from duplet_unit.supervisor import Supervisor
 from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor, signals_to
 from duplet_unit.waterfall import milliseconds, sum_ns
@@ -82,9 +84,7 @@ async def run_demo(out_dir: Path, console: Console) -> bool:
         try:
             with signals_to(supervisor.drain, supervisor.kill):
                 async with in_background(supervisor) as running:
-                    async with asyncio.timeout(START_TIMEOUT_S):
-                        ready = await supervisor.wait_ready()
-                    if ready:
+                    if await wait_ready(supervisor):
                         async with AsyncClient(listen) as client:
                             outcomes = await send_requests(client, console)
                             unit = await client.unit()
@@ -96,6 +96,21 @@ async def run_demo(out_dir: Path, console: Console) -> bool:
     write_rows(outcomes, out_dir)
     console.print(outcome_table(outcomes))
     return conclude(outcomes, unit, clean, out_dir, console)
+
+
+async def wait_ready(supervisor: Supervisor) -> bool:
+    """As the supervisor's, but not for ever.
+
+    Raises:
+        Unavailable: NOT_READY; it took too long.
+    """
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            return await supervisor.wait_ready()
+    except TimeoutError as error:
+        raise Unavailable(
+            Reason.NOT_READY, f"the unit was not ready within {START_TIMEOUT_S:g} s"
+        ) from error
 
 
 async def send_requests(client: AsyncClient, console: Console) -> list[Outcome]:

@@ -64,7 +64,9 @@ class _Keeper:
     process: asyncio.subprocess.Process | None = None
     """Owned by the service's task; None between two lives."""
     ready: bool = False
+    """This life was ready once."""
     was_ready: bool = False
+    """Any of its lives was."""
     told: bool = False
     """It was told to end: it gets no other life."""
     note: str = ""
@@ -113,6 +115,8 @@ class Supervisor:
         self._settled = asyncio.Event()
         """The unit was ready once, or it ends."""
         self._was_ready = False
+        self._died = asyncio.Event()
+        """A process ended since the unit was last seen ready."""
         self._failure: str | None = None
         self._killed: list[str] = []
 
@@ -159,7 +163,9 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 for keeper in self._keepers.values():
                     group.create_task(self._keep(keeper))
+                watcher = group.create_task(self._watch_unit())
                 await self._stopping.wait()
+                watcher.cancel()
                 await self._end_in_stages()
         finally:
             self.drain()  # Wakes who waits, also when this ends with an exception.
@@ -224,6 +230,7 @@ class Supervisor:
                 watcher.cancel()
         keeper.process = None
         keeper.ready = False
+        self._died.set()
         return code
 
     async def _report_ready(self, keeper: _Keeper) -> None:
@@ -233,11 +240,32 @@ class Supervisor:
             await asyncio.sleep(self._limits.poll_s)
         keeper.ready = keeper.was_ready = True
         self._on_event(Event("ready", keeper.service.name, address=keeper.service.address))
-        if all(other.ready for other in self._keepers.values()):
-            addresses = {name: other.service.address for name, other in self._keepers.items()}
-            self._on_event(Event("unit_ready", addresses=addresses))
-            self._was_ready = True
-            self._settled.set()
+
+    async def _watch_unit(self) -> None:
+        """Say when all services are ready at once; anew after every death.
+
+        A service that lives on is asked again too: it may have depended on the dead one.
+        """
+        addresses = {name: keeper.service.address for name, keeper in self._keepers.items()}
+        while True:
+            if not await self._are_ready():
+                await asyncio.sleep(self._limits.poll_s)
+                continue
+            if not self._died.is_set():
+                self._on_event(Event("unit_ready", addresses=addresses))
+                self._was_ready = True
+                self._settled.set()
+                await self._died.wait()
+            self._died.clear()
+
+    async def _are_ready(self) -> bool:
+        """One round of questions, once each life has been ready; the first no ends it."""
+        if not all(keeper.ready for keeper in self._keepers.values()):
+            return False
+        for name in self._keepers:
+            if not await self._is_ready(name):
+                return False
+        return True
 
     async def _kill_when_stopped(self, keeper: _Keeper) -> None:
         """Kill the process once it has been stopped (state T) for longer than the limit."""

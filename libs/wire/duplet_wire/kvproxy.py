@@ -22,7 +22,10 @@ from duplet_wire.codec import Branch, make_codec
 
 def encode_handoff(handoff: Handoff) -> pb.Handoff:
     return pb.Handoff(
-        first_row=handoff.first_row, digests=b"".join(handoff.digests), stamps=handoff.stamps
+        first_row=handoff.first_row,
+        digests=b"".join(handoff.digests),
+        stamps=handoff.stamps,
+        cached_rows=handoff.cached_rows,
     )
 
 
@@ -31,6 +34,7 @@ def decode_handoff(field: str, handoff: pb.Handoff) -> Handoff:
         first_row=checks.packed_rows(f"{field}.first_row", handoff.first_row, 1),
         digests=checks.digests(f"{field}.digests", handoff.digests),
         stamps=checks.stamps(f"{field}.stamps", handoff.stamps),
+        cached_rows=handoff.cached_rows,
     )
 
 

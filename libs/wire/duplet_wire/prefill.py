@@ -35,7 +35,10 @@ def decode_prefill(prefill: pb.Prefill) -> Prefill:
 
 def encode_stopped_at_once(stopped: StoppedAtOnce) -> pb.StoppedAtOnce:
     return pb.StoppedAtOnce(
-        request_id=stopped.request_id, transfer=stopped.transfer, stamps=stopped.stamps
+        request_id=stopped.request_id,
+        transfer=stopped.transfer,
+        stamps=stopped.stamps,
+        cached_rows=stopped.cached_rows,
     )
 
 
@@ -44,6 +47,7 @@ def decode_stopped_at_once(stopped: pb.StoppedAtOnce) -> StoppedAtOnce:
         request_id=checks.request_id("stopped_at_once.request_id", stopped.request_id),
         transfer=checks.transfer_id("stopped_at_once.transfer", stopped.transfer),
         stamps=checks.stamps("stopped_at_once.stamps", stopped.stamps),
+        cached_rows=stopped.cached_rows,
     )
 
 

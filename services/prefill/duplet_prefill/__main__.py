@@ -16,6 +16,8 @@ from duplet_core.ids import Role
 from duplet_core.prefill import PrefillMachine
 from duplet_core.prefill_state import PrefillConfig
 from duplet_pages.engine_config import EngineConfig
+from duplet_pages.prefix import RadixIndex
+from duplet_pages.spec import ModelSpec
 from duplet_runtime.engine_service import EngineService, EngineSettings
 from duplet_runtime.peers import Acceptor
 from duplet_runtime.service import Service, run_service
@@ -31,6 +33,8 @@ class PrefillSettings(EngineSettings):
 
     chunk_rows: int = Field(default=256, ge=1)
     """Most prompt rows one forward pass computes."""
+    prefix_cache: bool = True
+    """Keep computed pages and share them between prompts that begin with equal rows."""
 
 
 class PrefillPeer(prefill_pb2_grpc.PrefillPeerServicer):
@@ -64,9 +68,10 @@ async def serve(service: Service[PrefillSettings]) -> None:
     )
 
     def make_machine(ready: Ready) -> PrefillMachine:
-        return PrefillMachine(
-            service.instance, PrefillConfig(ready.pages, ready.page_rows, ready.spec)
-        )
+        spec = ModelSpec.from_json(ready.spec)
+        index = RadixIndex(ready.page_rows, spec.columns) if settings.prefix_cache else None
+        config = PrefillConfig(ready.pages, ready.page_rows, ready.spec)
+        return PrefillMachine(service.instance, config, index)
 
     host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectPrefill)
     await host.run(config, make_machine, _register)

@@ -196,10 +196,13 @@ class Handoff(_message.Message):
     FIRST_ROW_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     STAMPS_FIELD_NUMBER: _builtins.int
+    CACHED_ROWS_FIELD_NUMBER: _builtins.int
     first_row: _builtins.bytes
     """The first output row, little-endian int32 [1 + codebooks]."""
     digests: _builtins.bytes
     """16 bytes a prompt page, in row order, over the page's valid rows."""
+    cached_rows: _builtins.int
+    """Prompt rows whose KV came from prefill's prefix cache."""
     @_builtins.property
     def stamps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Points of the timeline so far, ns, in order; at most 13."""
@@ -210,10 +213,11 @@ class Handoff(_message.Message):
         first_row: _builtins.bytes = ...,
         digests: _builtins.bytes = ...,
         stamps: _abc.Iterable[_builtins.int] | None = ...,
+        cached_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "first_row", b"first_row", "stamps", b"stamps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_rows", b"cached_rows", "digests", b"digests", "first_row", b"first_row", "stamps", b"stamps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -156,10 +156,13 @@ class StoppedAtOnce(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
     STAMPS_FIELD_NUMBER: _builtins.int
+    CACHED_ROWS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, as lb named it."""
     transfer: _builtins.str
     """The transfer of its Admit: it names the attempt, for a request id may return after its end."""
+    cached_rows: _builtins.int
+    """Prompt rows whose KV came from the prefix cache."""
     @_builtins.property
     def stamps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prefill's points of the timeline, ns, in order; at most 13."""
@@ -170,10 +173,11 @@ class StoppedAtOnce(_message.Message):
         request_id: _builtins.str = ...,
         transfer: _builtins.str = ...,
         stamps: _abc.Iterable[_builtins.int] | None = ...,
+        cached_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "stamps", b"stamps", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_rows", b"cached_rows", "request_id", b"request_id", "stamps", b"stamps", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
