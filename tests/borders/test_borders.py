@@ -32,6 +32,7 @@ WITHOUT_TORCH = (
     "duplet_prefill",
     "duplet_decode",
     "duplet_kvproxy",
+    "duplet_monolith",
 )
 LONGEST_MODULE = 450
 

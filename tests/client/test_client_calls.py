@@ -329,6 +329,24 @@ async def test_cancelled_reader_cancels_the_call(client: AsyncClient, speech: St
     await speech.ended.wait()
 
 
+async def test_closing_the_client_ends_its_calls(client: AsyncClient, speech: StubSpeech) -> None:
+    """The reader was not cancelled, so it must not hear that it was."""
+    speech.handler = hang
+    reading = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in client.generate([[1, 0]]):
+            reading.set()
+
+    task = asyncio.create_task(read())
+    await reading.wait()
+    await client.close()
+    with pytest.raises(GenerateError) as caught:
+        await task
+    assert caught.value.reason == Reason.CANCELLED
+    await speech.ended.wait()
+
+
 async def test_deadline_ends_the_call(client: AsyncClient, speech: StubSpeech) -> None:
     speech.handler = hang
     with pytest.raises(GenerateError) as caught:

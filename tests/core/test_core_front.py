@@ -185,7 +185,7 @@ def test_the_deadline_ends_a_request_on_both_sides() -> None:
 
 
 def test_cancel_of_an_unknown_request_is_nothing() -> None:
-    assert FrontDriver().feed(Cancel("r9", Reason.CANCELLED)) == []
+    assert FrontDriver().feed(Cancel(T4, Reason.CANCELLED)) == []
 
 
 def test_a_cancelled_request_makes_room_for_the_queue() -> None:
@@ -207,10 +207,17 @@ def test_an_end_is_told_also_to_the_side_that_reported_it() -> None:
         front.feed(submit())
         effects = front.hear(peer, message)
         reason = getattr(message, "reason", None)
-        assert sent(effects, Role.PREFILL) == sent(effects, Role.DECODE) == [
-            End("r1", T1, reason)
-        ]
+        assert sent(effects, Role.PREFILL) == sent(effects, Role.DECODE) == [End("r1", T1, reason)]
         assert len(pick(effects, Ended)) == 1
+
+
+def test_a_stream_that_decode_accepted_does_not_need_prefill_any_more() -> None:
+    front = FrontDriver()
+    streaming(front, ("r1", T1))
+    assert front.hear(Role.PREFILL, Failed("r1", T1, Reason.WRITER_LOST, "")) == []
+    assert ended(front.hear(Role.DECODE, Failed("r1", T1, Reason.ENGINE_FAILED, ""))) == [
+        (T1, Reason.ENGINE_FAILED)
+    ]
 
 
 def test_a_refused_request_gives_its_credit_back_with_decodes_word() -> None:
@@ -219,6 +226,19 @@ def test_a_refused_request_gives_its_credit_back_with_decodes_word() -> None:
     front.hear(Role.DECODE, Refused("a", T1, Reason.OVERLOADED, ""))
     assert admitted(front.feed(submit("b", T2, pages=1))) == [], "still counted"
     assert admitted(front.hear(Role.DECODE, Credit(16, 16, 4, 1))) == [T2]
+
+
+def test_no_peer_can_speak_of_a_request_that_waits() -> None:
+    front = FrontDriver()
+    front.hear(Role.DECODE, Credit(16, 16, 0, 0))
+    front.feed(submit())
+    for peer, message in (
+        (Role.DECODE, Failed("r1", T1, Reason.KV_MISMATCH, "")),
+        (Role.DECODE, Accepted("r1", T1, 1, ROW)),
+        (Role.PREFILL, StoppedAtOnce("r1", T1, ())),
+    ):
+        assert front.hear(peer, message) == []
+    assert front.machine.requests[T1].state is State.QUEUED
 
 
 # --- an id that returns -----------------------------------------------------------

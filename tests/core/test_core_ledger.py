@@ -167,5 +167,5 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
 TestLedgerAgainstModel = LedgerAgainstModel.TestCase
 TestLedgerAgainstModel.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )

@@ -144,5 +144,5 @@ class SourcesAgainstModel(RuleBasedStateMachine):
 
 TestSourcesAgainstModel = SourcesAgainstModel.TestCase
 TestSourcesAgainstModel.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )

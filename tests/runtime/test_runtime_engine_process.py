@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -123,7 +124,5 @@ def test_stopped_engine_dies_with_its_parent(tmp_path: Path) -> None:
             os.sched_yield()
         process.kill()
         process.stdout.read()  # ends when the child, which holds the pipe too, is dead
-    import select
-
     assert select.select([pidfd], [], [], 10)[0]
     os.close(pidfd)

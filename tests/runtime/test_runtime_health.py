@@ -17,8 +17,7 @@ from duplet_runtime.server import (
     create_server,
     peer_channel_options,
     peer_server_options,
-    start_server,
-    stop_server,
+    running_server,
 )
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -43,10 +42,11 @@ def health() -> Health:
 async def channel(health: Health, run_dir: Path) -> AsyncIterator[grpc.aio.Channel]:
     server = create_server(peer_server_options(), health, raise_it)
     address = f"unix:{run_dir}/h.sock"
-    await start_server(server, [address], health, [])
-    async with grpc.aio.insecure_channel(address, options=peer_channel_options()) as opened:
+    async with (
+        running_server(server, [address], health, [], 5),
+        grpc.aio.insecure_channel(address, options=peer_channel_options()) as opened,
+    ):
         yield opened
-    await stop_server(server, health, 5)
 
 
 def test_ready_needs_every_condition(health: Health) -> None:

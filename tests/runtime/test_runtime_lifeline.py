@@ -132,28 +132,33 @@ async def test_stopped_process_is_not_dead_to_the_kernel(child: Any) -> None:
     os.close(pidfd)
 
 
+async def take_answer(sock: socket.socket) -> None:
+    await wait_readable(sock)
+    answer = receive_registration(sock)
+    assert answer is not None
+    assert answer[0].instance == OWN
+    answer[1].close()
+
+
 async def test_second_registration_replaces_the_socket_only(
     path: Path, lock: HeldLock, record: Any, child: Any, count_fds: Callable[[], int]
 ) -> None:
     process, pidfd = child()
-    far, near = record(), record()
+    far = record()
+    before = count_fds()
     server = LifelineServer(path, lock, OWN, far.take, far.take)
-    fds = {"io": pidfd}
-    async with running(make_client(path, near, DECODE, fds)):
-        await near.until(lambda r: len(r) == 1)
-        before = count_fds()
-        with connect(path) as second:
-            send_registration(second, Role.DECODE, DECODE, fds)
-            await wait_readable(second)
-            answer = receive_registration(second)
-            assert answer is not None
-            answer[1].close()
-            await far.until(lambda r: len(r) == 1)
-        await until_fds(count_fds, before)
+    with connect(path) as first, connect(path) as second:
+        send_registration(first, Role.DECODE, DECODE, {"io": pidfd})
+        await take_answer(first)
+        send_registration(second, Role.DECODE, DECODE, {"io": pidfd})
+        await take_answer(second)
+        await wait_readable(first)
+        assert receive_registration(first) is None
         process.kill()
         await far.until(lambda r: len(r) == 2)
     assert [type(entry) for entry in far] == [LifelinePeer, tuple]
     server.close()
+    assert count_fds() == before
     os.close(pidfd)
 
 
@@ -163,7 +168,7 @@ async def test_new_kvproxy_and_death_of_the_old(
     """The old one is stopped: its successor waits for the lock until it is killed."""
     near = record()
     _, pidfd = child()
-    servers = [start_server_process(run_dir) for _ in range(1)]
+    servers = [start_server_process(run_dir)]
     first = read_line(servers[0])
     async with running(make_client(path, near, DECODE, {"io": pidfd})):
         await near.until(lambda r: list(r) == [("up", first)])
@@ -221,11 +226,6 @@ def connect(path: Path) -> socket.socket:
 
 async def wait_readable(sock: socket.socket) -> None:
     await lifeline._readable(sock)
-
-
-async def until_fds(count_fds: Callable[[], int], wanted: int) -> None:
-    while count_fds() != wanted:
-        await asyncio.sleep(0)
 
 
 def message(**changes: Any) -> bytes:

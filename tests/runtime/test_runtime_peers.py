@@ -26,8 +26,7 @@ from duplet_runtime.server import (
     create_server,
     peer_channel_options,
     peer_server_options,
-    start_server,
-    stop_server,
+    running_server,
 )
 
 METHOD = "/t.Peer/Stream"
@@ -83,12 +82,11 @@ async def serving(acceptor: Acceptor[bytes], address: str) -> AsyncIterator[None
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("t.Peer", {"Stream": handler}),)
     )
-    await start_server(server, [address], health, [])
-    try:
-        yield
-    finally:
-        acceptor.close_all(Reason.DRAINING, "test over")
-        await stop_server(server, health, 5)
+    async with running_server(server, [address], health, [], 5):
+        try:
+            yield
+        finally:
+            acceptor.close_all(Reason.DRAINING, "test over")
 
 
 @asynccontextmanager
@@ -205,10 +203,12 @@ async def test_bad_first_message(record: Any, address: str, first: bytes, detail
 async def test_malformed_message_ends_its_stream_only(record: Any, address: str) -> None:
     far = record()
     async with calling(make_acceptor(far.take, raise_it), address) as call_peer:
-        good, bad = call_peer(), call_peer()
-        for number, call in enumerate((good, bad), 1):
-            await call.write(encode(hello()))
+        calls = []
+        for number in (1, 2):
+            calls.append(call_peer())
+            await calls[-1].write(encode(hello()))
             await far.until(lambda r, count=number: len(r) == count)
+        good, bad = calls
         await bad.write(b"junk")
         assert (await status_of(bad))[0] == grpc.StatusCode.INVALID_ARGUMENT
         await far.until(lambda r: len(r) == 3)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import asyncio, logging, os, sys
 from typing import ClassVar
 from duplet_core.errors import InvariantError
 from duplet_core.ids import Role
-from duplet_runtime.server import create_server, peer_server_options, start_server, stop_server
+from duplet_runtime.server import create_server, peer_server_options, running_server
 from duplet_runtime.service import run_service
 from duplet_runtime.settings import ServiceSettings, load_settings_or_exit
 
@@ -41,7 +42,10 @@ async def hang():
 async def main(service):
     server = create_server(peer_server_options(), service.health, service.fail)
     address = service.settings.peer_address(Role.PREFILL)
-    await start_server(server, [address], service.health, [])
+    async with running_server(server, [address], service.health, [], 5):
+        await work(service)
+
+async def work(service):
     service.spawn(hang(), "hang")
     logging.getLogger("asyncio").warning("from the standard library")
     service.log.info("hello", request_id="r1", transfer="t1")
@@ -59,7 +63,6 @@ async def main(service):
     print("draining", service.health.ok("ready"), flush=True)
     if kind == "slow":
         await asyncio.Event().wait()
-    await stop_server(server, service.health, 5)
 
 sys.exit(run_service(load_settings_or_exit(Settings), main))
 """
@@ -135,8 +138,6 @@ def test_second_instance_waits_for_the_first(run_dir: Path) -> None:
         assert first.stdout is not None and second.stdout is not None
         assert second.stderr is not None and first.stderr is not None
         starters = {first.stdout: first, second.stdout: second}
-        import select
-
         (ready,), _, _ = select.select(list(starters), [], [])
         holder = starters.pop(ready)
         (waiter,) = starters.values()
@@ -173,17 +174,18 @@ def test_open_run_dir_is_refused(run_dir: Path) -> None:
     assert "Traceback" not in err
 
 
-async def test_lock_is_waited_for_and_the_wait_can_be_cancelled(tmp_path: Path) -> None:
-    told: list[str] = []
-    held = await hold_lock(tmp_path / "lock", told.append)
+async def test_lock_is_waited_for_and_the_wait_can_be_cancelled(
+    tmp_path: Path, record: Any
+) -> None:
+    told = record()
+    held = await hold_lock(tmp_path / "lock", told.take)
     assert not os.get_inheritable(held.fd)
-    waiting = asyncio.create_task(hold_lock(tmp_path / "lock", told.append))
-    while not told:
-        await asyncio.sleep(0)
+    waiting = asyncio.create_task(hold_lock(tmp_path / "lock", told.take))
+    await told.until(lambda r: len(r) == 1)
     assert told == [str(os.getpid())]
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting
-    second = asyncio.create_task(hold_lock(tmp_path / "lock", told.append))
+    second = asyncio.create_task(hold_lock(tmp_path / "lock", told.take))
     held.release()
     (await second).release()

@@ -24,7 +24,7 @@ from duplet_runtime.server import (
     create_server,
     peer_channel_options,
     public_server_options,
-    start_server,
+    running_server,
 )
 from duplet_runtime.status import RETRYABLE, STATUS_OF, status_proto
 
@@ -114,8 +114,10 @@ async def test_whatever_leaves_a_handler_is_a_status(kind: str, run_dir: Path) -
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
     address = f"unix:{run_dir}/t.sock"
-    await start_server(server, [address], health, [])
-    async with grpc.aio.insecure_channel(address, options=peer_channel_options()) as channel:
+    async with (
+        running_server(server, [address], health, [], 5),
+        grpc.aio.insecure_channel(address, options=peer_channel_options()) as channel,
+    ):
         for name in handlers:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call_to_end(channel, name, kind)
@@ -125,5 +127,4 @@ async def test_whatever_leaves_a_handler_is_a_status(kind: str, run_dir: Path) -
             status = rpc_status.from_call(caught.value)
             infos = unpack(status, error_details_pb2.ErrorInfo) if status else []
             assert [info.reason for info in infos] == ([reason] if reason else [])
-    await server.stop(None)
     assert len(fatal) == (3 if kind == "invariant" else 0)

@@ -39,6 +39,9 @@ class AsyncClient:
         connects with the first call."""
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(address))
         self._stub = SpeechStub(self._channel)
+        # Of running generations; each adds its call and takes it out. Closing a channel alone
+        # would leave a call that is being read as it is.
+        self._calls: set[grpc.aio.Call] = set()
         self._check_health = self._channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -57,7 +60,12 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel the calls that run and close the channel."""
+        """Cancel the calls that run and close the channel.
+
+        Whoever reads one of them gets a GenerateError with the reason CANCELLED.
+        """
+        for call in tuple(self._calls):
+            call.cancel()
         await self._channel.close()
 
     def generate(
@@ -107,7 +115,7 @@ class AsyncClient:
                 set_field(request, field, value, Reason.INVALID_REQUEST, field)
         if sampling is not None:
             request.sampling.CopyFrom(encode_sampling(sampling))
-        return Generation(self._stub, request, timeout_s)
+        return Generation(self._stub, request, timeout_s, self._calls)
 
     async def unit(self) -> Unit:
         """Ask what the unit is and how it does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import grpc.aio
 import numpy as np
 
 from duplet.speech.v1 import speech_pb2 as pb
-from duplet_client.errors import broken_stream, from_rpc_error
+from duplet_client.errors import GenerateError, broken_stream, from_rpc_error
 from duplet_client.events import Event, Finished, FinishReason, Rows, Started, Usage
 from duplet_client.options import MESSAGE_BYTES
 from duplet_client.timing import StreamTiming, make_timeline
@@ -75,7 +76,14 @@ class Generation:
     does that at once, a plain `async for` that breaks does it when this object is dropped.
     """
 
-    def __init__(self, stub: SpeechAsyncStub, request: pb.GenerateRequest, timeout_s: float):
+    def __init__(
+        self,
+        stub: SpeechAsyncStub,
+        request: pb.GenerateRequest,
+        timeout_s: float,
+        running: set[grpc.aio.Call],
+    ) -> None:
+        """`running`: the client's calls; this one is in it from its first read to its end."""
         if request.ByteSize() > MESSAGE_BYTES:
             raise InvalidInput(
                 Reason.PROMPT_TOO_LONG,
@@ -85,7 +93,7 @@ class Generation:
         self.timing = StreamTiming()
         """Filled while events are read."""
         # The reader does not hold this object, so that dropping it ends the reader.
-        self._events = _read_events(stub, request, timeout_s, self.timing)
+        self._events = _read_events(stub, request, timeout_s, self.timing, running)
 
     def __aiter__(self) -> Self:
         return self
@@ -115,13 +123,18 @@ class Generation:
 
 
 async def _read_events(
-    stub: SpeechAsyncStub, request: pb.GenerateRequest, timeout_s: float, timing: StreamTiming
+    stub: SpeechAsyncStub,
+    request: pb.GenerateRequest,
+    timeout_s: float,
+    timing: StreamTiming,
+    running: set[grpc.aio.Call],
 ) -> AsyncGenerator[Event, None]:
     """Make the call and read it to its end. Owns the call."""
     sent_ns = time.monotonic_ns()
     timing.sent_ns = sent_ns
     request.sent_ns = sent_ns
     call = stub.Generate(request, timeout=timeout_s)
+    running.add(call)
     finished = False
     try:
         async for response in call:
@@ -143,7 +156,16 @@ async def _read_events(
             raise broken_stream("the stream ended without Finished")
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled the reader: it was the call, by the client's close.
+        raise GenerateError(
+            grpc.StatusCode.CANCELLED, Reason.CANCELLED.value, "the client was closed"
+        ) from error
     finally:
+        running.discard(call)
         call.cancel()
 
 

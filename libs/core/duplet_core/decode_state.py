@@ -73,13 +73,16 @@ class Report:
     stamps: tuple[int, ...] = ()
     output_rows: int = 0
     cached_rows: int = 0
+    kv_checks: int = 1
+    """Checks of the prompt's KV before the first step."""
     first_step_ns: int | None = None
 
     def finished(self, request_id: str, transfer: TransferId, stop: bool, done_ns: int) -> Finished:
         """The stream's end, with every stamp up to its last step at `done_ns`."""
         first = done_ns if self.first_step_ns is None else self.first_step_ns
         stamps = (*self.stamps, first, done_ns)
-        return Finished(request_id, transfer, stop, self.output_rows, 1, stamps, self.cached_rows)
+        usage = (self.output_rows, self.kv_checks)
+        return Finished(request_id, transfer, stop, *usage, stamps, self.cached_rows)
 
 
 def pick_rows(done: StepDone, live: list[int]) -> StepRows:

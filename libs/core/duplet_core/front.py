@@ -61,7 +61,7 @@ class FrontMachine(Machine):
         (Role.DECODE, Accepted): "_take_transfer",
         (Role.DECODE, Finished): "_take_transfer",
         (Role.DECODE, StepRows): "_take_step",
-        (Role.PREFILL, Failed): "_take_transfer",
+        (Role.PREFILL, Failed): "_take_prefill_failed",
         (Role.PREFILL, StoppedAtOnce): "_take_transfer",
     }
     _INPUTS: ClassVar[dict[type, Input]] = {
@@ -148,6 +148,12 @@ class FrontMachine(Machine):
         if request is not None and request.state is not State.QUEUED:
             # Else it ended meanwhile, and both sides were told; or no peer can know of it yet.
             self._step(request, self._INPUTS[type(message)], message, now)
+
+    def _take_prefill_failed(self, failed: Failed, now: int) -> None:
+        request = self.requests.get(failed.transfer)
+        if request is not None and request.state is State.PENDING:
+            # Once decode has accepted, it has all it needs.
+            self._step(request, Input.FAILED, failed, now)
 
     def _take_step(self, step: StepRows, now: int) -> None:
         if not step.stream_ids:

@@ -24,6 +24,9 @@ class Role(StrEnum):
     DECODE = "decode"
     KVPROXY = "kvproxy"
 
+    # Roles key the hottest tables; Enum's own hash is a call into Python.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class RequestKey:

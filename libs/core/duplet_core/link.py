@@ -37,8 +37,19 @@ class Refusal:
 class Link:
     """State of the connection to one peer service. Owned by one machine."""
 
-    def __init__(self, peer: Role, own: InstanceId, *, dials: bool, needs_lifeline: bool) -> None:
+    def __init__(
+        self,
+        peer: Role,
+        own: InstanceId,
+        *,
+        dials: bool,
+        needs_lifeline: bool,
+        name: Role | None = None,
+    ) -> None:
+        """`name`: how events and effects call this link where one peer has two of them, by the
+        role that we play on it; else they call it by the peer's role."""
         self.peer = peer
+        self.name = peer if name is None else name
         self.dials = dials
         self.needs_lifeline = needs_lifeline
         self.current: Current | None = None

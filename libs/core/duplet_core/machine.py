@@ -48,7 +48,7 @@ class Machine:
 
     def __init__(self, instance: InstanceId, links: tuple[Link, ...]) -> None:
         self.instance = instance
-        self.links = {link.peer: link for link in links}
+        self.links = {link.name: link for link in links}
         self.draining = False
         self._effects: list[Effect] = []
 
@@ -182,23 +182,23 @@ class Machine:
             if link.pending == stream:
                 link.pending = None
             self.emit(Count("hellos_refused"))
-            self.emit(Close(link.peer, stream, refusal.reason, refusal.detail))
+            self.emit(Close(link.name, stream, refusal.reason, refusal.detail))
             return
         if link.current is not None:
             old = link.current.stream
             self._cut(link, old, Reason.SUPERSEDED, f"superseded by stream {hello.number}", now)
         link.accept(stream, hello)
         if not link.dials:
-            answer = self._own_hello(link.peer, hello.number, hello.instance)
-            self.emit(Send(link.peer, stream, answer))
+            answer = self._own_hello(link.name, hello.number, hello.instance)
+            self.emit(Send(link.name, stream, answer))
         self.emit(Log("peer up", detail=f"{link.peer} instance {hello.instance}"))
         if link.dials:  # whom we dial, we need
             self.emit(SetHealth(f"peer.{link.peer}", True, f"instance {hello.instance}"))
-        self._on_up(link.peer, hello.instance, hello, now)
+        self._on_up(link.name, hello.instance, hello, now)
 
     def _cut(self, link: Link, stream: int, reason: Reason, detail: str, now: int) -> None:
         """Close the stream from our side and stop hearing it at once."""
-        self.emit(Close(link.peer, stream, reason, detail))
+        self.emit(Close(link.name, stream, reason, detail))
         self._lose(link, stream, now)
 
     def _lose(self, link: Link, stream: int, now: int) -> None:
@@ -207,7 +207,7 @@ class Machine:
             self.emit(Log("peer lost", detail=f"{link.peer} instance {instance}"))
             if link.dials:
                 self.emit(SetHealth(f"peer.{link.peer}", False, f"no stream to {link.peer}"))
-            self._on_lost(link.peer, instance, now)
+            self._on_lost(link.name, instance, now)
 
     def _take_death(self, event: InstanceDied, now: int) -> None:
         link = self.links[event.peer]

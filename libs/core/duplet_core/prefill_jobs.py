@@ -35,7 +35,7 @@ from duplet_core.messages import (
     StoppedAtOnce,
 )
 from duplet_core.prefill_state import Input, Job, PrefillConfig, State
-from duplet_core.prefix import Match, PrefixIndex
+from duplet_core.prefix import Match, PrefixIndex, hold_pages, keep_pages
 from duplet_core.sources import SourcePages
 
 
@@ -80,15 +80,7 @@ class Jobs:
 
     def _take_pages(self, job: Job, match: Match) -> bool:
         fresh = self.pages_for(job.prompt_rows) - len(match.pages)
-        for page in match.pages:  # not to be evicted for the rest of this very prompt
-            self.pages.retain(page)
-        missing = fresh - self.pages.free
-        if missing > 0:
-            for page in self.index.evict(missing, lambda page: self.pages.holds(page) > 1):
-                self.pages.release_page(page)
-        pages = self.pages.hold(job.transfer, fresh, match.pages)
-        for page in match.pages:
-            self.pages.release_page(page)
+        pages = hold_pages(self.pages, self.index, job.transfer, fresh, match)
         if pages is None:
             return False
         job.pages = pages
@@ -202,10 +194,17 @@ class Jobs:
         """The last chunk crossed our Stop: it stands for the Stopped."""
         self._let_go(job, message, now)
 
+    def _doubt(self, job: Job, message: Any, now: int) -> None:
+        job.doubtful = True
+
     def _paid(self, job: Job, message: Any, now: int) -> None:
         """The writer's lifetime of the pages is over, and so is the engine's."""
         job.owed = False
         if job.state is State.HANDED:
+            if job.doubtful:
+                # If the last Move was lost, decode waits for KV that nobody will send: only lb
+                # can know, and hears this as long as decode has not accepted.
+                self._no_writer(job)
             self._end_request(job)
         self._free(job)
 
@@ -240,7 +239,7 @@ class Jobs:
             Input.ENGINE_FAILED: _impossible,
             Input.STOPPED: _impossible,
             Input.RELEASED: _paid,
-            Input.WRITER_LOST: _ignore,  # decode decides the request; our Hello asks for the pages
+            Input.WRITER_LOST: _doubt,  # our next Hello asks for the pages
             Input.WRITER_DIED: _paid,
         },
         State.STOPPING: {
@@ -271,8 +270,7 @@ class Jobs:
         """The chunk's whole pages can be matched from now on, with their digests."""
         job.digests += message.digests
         whole = job.digests[: message.rows // self.config.page_rows]
-        for page in self.index.computed(job.transfer, whole):
-            self.pages.retain(page)
+        keep_pages(self.pages, self.index, job.transfer, whole)
 
     def _move(self, job: Job, rows: int, handoff: Handoff | None) -> bool:
         """Lend rows [moved_rows, rows) to the writer; False when there is none to lend to."""

@@ -54,6 +54,8 @@ class Job:
     """Who got the first Move; the transfer stays with this writer."""
     owed: bool = False
     """The writer has yet to say SourceReleased."""
+    doubtful: bool = False
+    """The writer's stream broke after the last Move: nobody knows whether that arrived."""
     cached_rows: int = 0
     """Rows at the beginning whose KV was known."""
     moved_rows: int = 0

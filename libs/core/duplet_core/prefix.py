@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from duplet_core.ids import TransferId
+from duplet_core.sources import SourcePages
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class Match:
 
 class PrefixIndex(Protocol):
     """Pages by what they hold: whole rows, all columns, never a name or a length."""
+
+    def __len__(self) -> int:
+        """Computed pages that are kept."""
+        ...
 
     def match(self, prompt: bytes, most_pages: int) -> Match:
         """The computed pages that hold the prompt's beginning, at most `most_pages`."""
@@ -53,6 +58,9 @@ class PrefixIndex(Protocol):
 class NoPrefixIndex:
     """Knows nothing: every prompt is computed whole."""
 
+    def __len__(self) -> int:
+        return 0
+
     def match(self, prompt: bytes, most_pages: int) -> Match:
         return Match()
 
@@ -67,3 +75,28 @@ class NoPrefixIndex:
 
     def evict(self, count: int, in_use: Callable[[int], bool]) -> tuple[int, ...]:
         return ()
+
+
+def hold_pages(
+    pages: SourcePages, index: PrefixIndex, transfer: TransferId, fresh: int, match: Match
+) -> tuple[int, ...] | None:
+    """Hold the matched pages and `fresh` others, evicting cached ones that nobody uses where
+    too few are free; None when that is not enough."""
+    for page in match.pages:  # not to be evicted for the rest of this very prompt
+        pages.retain(page)
+    missing = fresh - pages.free
+    if missing > 0:
+        for page in index.evict(missing, lambda page: pages.holds(page) > 1):
+            pages.release_page(page)
+    held = pages.hold(transfer, fresh, match.pages)
+    for page in match.pages:
+        pages.release_page(page)
+    return held
+
+
+def keep_pages(
+    pages: SourcePages, index: PrefixIndex, owner: TransferId, digests: tuple[bytes, ...]
+) -> None:
+    """The owner's first pages are computed, one digest each: the index keeps them from now on."""
+    for page in index.computed(owner, digests):
+        pages.retain(page)

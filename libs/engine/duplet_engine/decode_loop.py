@@ -36,6 +36,8 @@ class _Open:
 
     verify: Verify | None = None
     """Kept where its digests matched, for the check at the end."""
+    mismatch: str = ""
+    """What a Verify found wrong."""
     rows: int = 0
     """Output rows so far, the first included; 0 before Start."""
     max_rows: int = 0
@@ -51,10 +53,15 @@ class DecodeLoop:
         self._open: dict[int, _Open] = {}
         self._steps = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a stream lives."""
+        return bool(self._batch.seqs)
+
     def receive(self) -> bool:
         """Take the messages that wait; with no live stream, wait for one. False at Shutdown."""
-        messages = self._link.poll() if self._batch.seqs else self._link.wait()
-        return all(self._handle(message) for message in messages)
+        messages = self._link.poll() if self.busy else self._link.wait()
+        return all(self.handle(message) for message in messages)
 
     def step(self) -> None:
         """One row for each live stream, if there is one; then the ends."""
@@ -87,7 +94,8 @@ class DecodeLoop:
                 self._link.send(SeqFailed(seq, "the model gave no finite numbers"))
                 self._leave(seq)
 
-    def _handle(self, message: ToEngine) -> bool:
+    def handle(self, message: ToEngine) -> bool:
+        """Take one message. False at Shutdown."""
         if isinstance(message, Shutdown):
             return False
         if isinstance(message, Verify):
@@ -108,6 +116,7 @@ class DecodeLoop:
         except InvalidInput as error:
             self._fail(seq, error)
             return
+        self._open[seq].mismatch = detail
         if not detail:
             self._open[seq].verify = verify
         self._link.send(Verified(seq, verify.transfer, ok=not detail, detail=detail))
@@ -116,6 +125,7 @@ class DecodeLoop:
         seq = start.seq
         stream = self._open.setdefault(seq, _Open())
         require(stream.rows == 0, f"seq {seq} is started twice")
+        require(not stream.mismatch, f"seq {seq} is started on wrong KV: {stream.mismatch}")
         try:
             self._batch.join(start)
         except InvalidInput as error:

@@ -45,10 +45,15 @@ class PrefillLoop:
         self._link = link
         self._turns: deque[PrefillSequence] = deque()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt is open."""
+        return bool(self._turns)
+
     def receive(self) -> bool:
         """Take the messages that wait; with nothing to do, wait for one. False at Shutdown."""
-        messages = self._link.poll() if self._turns else self._link.wait()
-        return all(self._handle(message) for message in messages)
+        messages = self._link.poll() if self.busy else self._link.wait()
+        return all(self.handle(message) for message in messages)
 
     def step(self) -> None:
         """Compute the next chunk of the prompt whose turn it is, if there is one."""
@@ -66,7 +71,8 @@ class PrefillLoop:
         if row is None:
             self._turns.append(sequence)
 
-    def _handle(self, message: ToEngine) -> bool:
+    def handle(self, message: ToEngine) -> bool:
+        """Take one message. False at Shutdown."""
         if isinstance(message, Shutdown):
             return False
         if isinstance(message, Start):

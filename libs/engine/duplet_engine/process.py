@@ -11,17 +11,17 @@ import sys
 import torch
 
 from duplet_core.engine import Ready
-from duplet_core.errors import InvalidInput, Reason
 from duplet_engine.decode_loop import run_decode
 from duplet_engine.engine import Engine
 from duplet_engine.link import Link
+from duplet_engine.monolith_loop import run_monolith
 from duplet_engine.prefill_loop import run_prefill
 from duplet_engine.warmup import warm_up
 from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.engine_link import BlockingLink, LinkClosed
 
 _PR_SET_PDEATHSIG = 1
-_LOOPS = {"prefill": run_prefill, "decode": run_decode}
+_LOOPS = {"prefill": run_prefill, "decode": run_decode, "monolith": run_monolith}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,9 +56,7 @@ def serve(config: EngineConfig, link: Link) -> None:
         LinkClosed: the I/O process is gone.
         InvalidInput: the config asks for something that is not there.
     """
-    loop = _LOOPS.get(config.role)
-    if loop is None:
-        raise InvalidInput(Reason.INVALID_REQUEST, f"no loop for the role {config.role!r}")
+    loop = _LOOPS[config.role]
     torch.set_num_threads(config.threads)
     with torch.inference_mode():
         engine = Engine(config)

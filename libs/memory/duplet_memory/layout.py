@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import xxhash
 
@@ -24,7 +24,12 @@ from duplet_pages.engine_config import Arrangement
 MAGIC = "DUPLETKV"
 VERSION = 1
 HEADER_BYTES = 4096
-"""The header has a page of its own, so that a pool can start on a page border."""
+"""The header is the page before the pool, so that a pool can start on a page border."""
+
+HandleKind = Literal["memfd", "cumem-fd", "cuda-ipc", "cumem-fabric"]
+"""How the allocation is passed on: 'memfd' is CPU memory, the others are a GPU's. 'memfd' and
+'cumem-fd' are descriptors that travel beside the description, the others a token inside it."""
+TOKEN_BYTES: dict[str, int] = {"memfd": 0, "cumem-fd": 0, "cuda-ipc": 64, "cumem-fabric": 64}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _COUNTS = ("layers", "page_rows", "kv_heads", "head_dim", "pages")
 
@@ -44,15 +49,26 @@ class PoolDescription:
     pages: int
     arrangement: Arrangement
     offset: int
-    """Where the pool starts inside the allocation that the descriptor names."""
+    """Where the pool starts inside the allocation that the handle names."""
     total_bytes: int
-    """Size of the allocation: header and pool."""
+    """The allocation up to the pool's end; on a GPU the allocation itself may go on."""
+    handle: HandleKind = "memfd"
+    device: str = ""
+    """UUID of the GPU that has the memory, 'GPU-…'; empty for CPU memory. Never an ordinal: each
+    process counts the GPUs that it sees."""
+    token: str = ""
+    """The handle itself as hex, where it is no descriptor."""
     kv: int = 2
     magic: str = MAGIC
     version: int = VERSION
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def header_offset(self) -> int:
+        """Where the header lies inside the allocation."""
+        return self.offset - HEADER_BYTES
 
     @property
     def item_bytes(self) -> int:
@@ -79,6 +95,16 @@ class PoolDescription:
         if self.arrangement == "page-major":
             return self.layers * self.kv, self.kv, 1
         return 1, self.kv * self.pages, self.pages
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of one page."""
+        return self.layers * self.kv
+
+    @property
+    def slab_step(self) -> int:
+        """Slabs from one of a page's slabs to its next, in the order layer, keys or values."""
+        return self.slab_strides[2]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,8 +146,9 @@ def describe_pool(
     dtype: str,
     pages: int,
     arrangement: Arrangement,
+    offset: int = HEADER_BYTES,
 ) -> PoolDescription:
-    """Describe a new pool behind its header, under a new random id.
+    """Describe a new pool in CPU memory behind its header, under a new random id.
 
     Raises:
         InvalidInput: a field is out of range; the detail names it and its value.
@@ -136,8 +163,8 @@ def describe_pool(
         dtype=dtype,
         pages=pages,
         arrangement=arrangement,
-        offset=HEADER_BYTES,
-        total_bytes=HEADER_BYTES + items * ITEM_BYTES.get(dtype, 0),
+        offset=offset,
+        total_bytes=offset + items * ITEM_BYTES.get(dtype, 0),
     )
 
 
@@ -172,6 +199,17 @@ def _check(description: PoolDescription) -> None:
         raise _refuse("offset", d.offset, f"a positive multiple of {HEADER_BYTES}")
     if d.total_bytes != d.offset + d.pages * d.page_bytes:
         raise _refuse("total_bytes", d.total_bytes, str(d.offset + d.pages * d.page_bytes))
+    if d.handle not in get_args(HandleKind):
+        raise _refuse("handle", d.handle, " or ".join(get_args(HandleKind)))
+    on_gpu = d.handle != "memfd"
+    if not isinstance(d.device, str) or d.device.startswith("GPU-") != on_gpu:
+        raise _refuse("device", d.device, "a GPU's UUID" if on_gpu else "none for a memfd")
+    if not _is_token(d.token, TOKEN_BYTES[d.handle]):
+        raise _refuse("token", d.token, f"{TOKEN_BYTES[d.handle]} bytes as hex")
+
+
+def _is_token(text: object, size: int) -> bool:
+    return isinstance(text, str) and len(text) == 2 * size and set(text) <= set("0123456789abcdef")
 
 
 def _is_pool_id(text: object) -> bool:

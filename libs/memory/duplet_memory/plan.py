@@ -1,8 +1,9 @@
 """Copy plans: which bytes of one pool go where in another.
 
-A plan is made by whoever knows both layouts and executed by whatever moves bytes: `execute`
-here on a CPU, a copy engine or a kernel on GPUs. Its ranges are as long as both layouts
-allow: a whole page between page-major pools, one slab's rows otherwise.
+A copy is checked once (`check_copy`) and then planned for whatever moves bytes: as ranges for
+`execute` here on a CPU, as whole pages for a copy engine, as rows for a kernel
+(`duplet_memory.row_plan`). Ranges are as long as both layouts allow: a whole page between
+page-major pools, one slab's rows otherwise.
 """
 
 from __future__ import annotations
@@ -37,6 +38,59 @@ class CopyPlan:
         return int(self.ranges[:, 2].sum())
 
 
+@dataclass(frozen=True, slots=True)
+class RowCopy:
+    """A checked copy of consecutive rows, before anyone has chosen how to move them."""
+
+    source: PoolDescription
+    source_pages: NDArray[np.int64]
+    """[pages], owned here, never changed; so are `dest_pages`."""
+    dest: PoolDescription
+    dest_pages: NDArray[np.int64]
+    first_row: int
+    """The first row to copy, counted from the first page's first."""
+    count: int
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the rows themselves, in all layers."""
+        return self.count * self.source.slabs * self.source.row_bytes
+
+
+def check_copy(
+    source: PoolDescription,
+    source_pages: Sequence[int],
+    dest: PoolDescription,
+    dest_pages: Sequence[int],
+    start_row: int,
+    count: int,
+) -> RowCopy:
+    """Check the copy of rows [start_row, start_row + count) of a sequence.
+
+    Both page lists are for the same rows, one for one; the first page of each holds row
+    `start_row - start_row % page_rows`.
+
+    Raises:
+        InvalidInput: the pools do not hold the same kind of rows, the pages do not fit, or a
+            byte would be written twice or be read and written.
+    """
+    for field in _SHARED_FIELDS:
+        have, want = getattr(source, field), getattr(dest, field)
+        if have != want:
+            raise _refuse(f"{field} is {have!r} in the source and {want!r} in the destination")
+    if start_row < 0 or count < 1:
+        raise _refuse(f"start_row {start_row}, count {count}")
+    first = start_row % source.page_rows
+    wanted = -(-(first + count) // source.page_rows)
+    from_pages = _check_pages("source", source_pages, source, wanted)
+    to_pages = _check_pages("destination", dest_pages, dest, wanted)
+    if len(set(dest_pages)) != wanted:
+        raise _refuse(f"a destination page stands twice in {list(dest_pages)}")
+    if source.pool_id == dest.pool_id and set(source_pages) & set(dest_pages):
+        raise _refuse("a page of one pool is source and destination")
+    return RowCopy(source, from_pages, dest, to_pages, first, count)
+
+
 def plan_copy(
     source: PoolDescription,
     source_pages: Sequence[int],
@@ -45,36 +99,21 @@ def plan_copy(
     start_row: int,
     count: int,
 ) -> CopyPlan:
-    """Plan the copy of rows [start_row, start_row + count) of a sequence.
+    """As `check_copy`, then `plan_ranges`."""
+    return plan_ranges(check_copy(source, source_pages, dest, dest_pages, start_row, count))
 
-    Both page lists are for the same rows, one for one; the first page of each holds row
-    `start_row - start_row % page_rows`. Rows of these pages outside the range stay untouched.
 
-    Raises:
-        InvalidInput: the pools do not hold the same kind of rows, or the pages do not fit.
-    """
-    for field in _SHARED_FIELDS:
-        have, want = getattr(source, field), getattr(dest, field)
-        if have != want:
-            raise _refuse(f"{field} is {have!r} in the source and {want!r} in the destination")
-    page_rows = source.page_rows
-    if start_row < 0 or count < 1:
-        raise _refuse(f"start_row {start_row}, count {count}")
-    first = start_row % page_rows
-    wanted = -(-(first + count) // page_rows)
-    from_pages = _check_pages("source", source_pages, source, wanted)
-    to_pages = _check_pages("destination", dest_pages, dest, wanted)
-    if len(set(dest_pages)) != wanted:
-        raise _refuse(f"a destination page stands twice in {list(dest_pages)}")
-
+def plan_ranges(copy: RowCopy) -> CopyPlan:
+    """The copy's exact bytes. Rows of its pages outside the range stay untouched."""
+    source, dest, wanted = copy.source, copy.dest, len(copy.source_pages)
     row_starts = np.zeros(wanted, dtype=np.int64)
-    row_starts[0] = first
-    row_ends = np.full(wanted, page_rows, dtype=np.int64)
-    row_ends[-1] = first + count - (wanted - 1) * page_rows
+    row_starts[0] = copy.first_row
+    row_ends = np.full(wanted, source.page_rows, dtype=np.int64)
+    row_ends[-1] = copy.first_row + copy.count - (wanted - 1) * source.page_rows
     ranges = np.stack(
         [
-            _offsets(source, from_pages, row_starts),
-            _offsets(dest, to_pages, row_starts),
+            _offsets(source, copy.source_pages, row_starts),
+            _offsets(dest, copy.dest_pages, row_starts),
             np.broadcast_to(
                 ((row_ends - row_starts) * source.row_bytes)[:, None, None],
                 (wanted, source.layers, source.kv),
@@ -86,6 +125,27 @@ def plan_copy(
         # Here a run goes on from page to page, not from layer to layer.
         ranges = ranges.transpose(1, 2, 0, 3)
     merged = _merge(ranges.reshape(-1, 3))
+    return CopyPlan(merged, source.total_bytes, dest.total_bytes)
+
+
+def plan_pages(copy: RowCopy) -> CopyPlan:
+    """The copy rounded out to whole pages, between page-major pools: one range a page.
+
+    The rows beside the range are the same sequence's: those before it are there already and
+    are the same on both sides, those after it are written again by the copy that brings them.
+    So copies of one transfer run in order, and destination pages belong to it alone.
+
+    Raises:
+        InvalidInput: a pool is not page-major.
+    """
+    source, dest = copy.source, copy.dest
+    for name, pool in (("source", source), ("destination", dest)):
+        if pool.arrangement != "page-major":
+            raise _refuse(f"whole pages of a {pool.arrangement} {name}")
+    sizes = np.full(len(copy.source_pages), source.page_bytes, dtype=np.int64)
+    from_offsets = source.offset + copy.source_pages * source.page_bytes
+    to_offsets = dest.offset + copy.dest_pages * dest.page_bytes
+    merged = _merge(np.stack([from_offsets, to_offsets, sizes], axis=-1))
     return CopyPlan(merged, source.total_bytes, dest.total_bytes)
 
 

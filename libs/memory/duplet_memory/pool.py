@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from duplet_core.errors import InvalidInput, Reason, require
 from duplet_memory.layout import MAGIC, VERSION, PoolDescription
 
-_HEADER = struct.Struct("<8sI4x16s16s")
+HEADER = struct.Struct("<8sI4x16s16s")
+"""Magic, version, pool id, layout digest."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -82,6 +83,7 @@ class Pool:
 
 def create_pool(description: PoolDescription) -> Pool:
     """Make a zeroed pool with its header. The caller owns the returned pool."""
+    require(description.handle == "memfd", f"a {description.handle} pool in CPU memory")
     fd = os.memfd_create("duplet-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, description.total_bytes)
@@ -90,7 +92,7 @@ def create_pool(description: PoolDescription) -> Pool:
     except OSError:
         os.close(fd)
         raise
-    _HEADER.pack_into(mapping, 0, *_header_fields(description))
+    HEADER.pack_into(mapping, description.header_offset, *_header_fields(description))
     return Pool(description, fd, mapping)
 
 
@@ -103,6 +105,8 @@ def map_pool(fd: int, description: PoolDescription, *, writable: bool = True) ->
     Raises:
         InvalidInput: size, seals, magic, version, id or layout differ; the detail says which.
     """
+    if description.handle != "memfd":
+        raise InvalidInput(Reason.PEER_PROTOCOL, f"pool handle {description.handle}, not a memfd")
     _check_descriptor(fd, description)
     own_fd = os.dup(fd)
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -112,7 +116,8 @@ def map_pool(fd: int, description: PoolDescription, *, writable: bool = True) ->
         os.close(own_fd)
         raise
     try:
-        _check_header(mapping, description)
+        start = description.header_offset
+        check_header(mapping[start : start + HEADER.size], description)
     except InvalidInput:
         mapping.close()
         os.close(own_fd)
@@ -146,9 +151,19 @@ def _check_descriptor(fd: int, description: PoolDescription) -> None:
         )
 
 
-def _check_header(mapping: mmap.mmap, description: PoolDescription) -> None:
+def pack_header(description: PoolDescription) -> bytes:
+    """The header's first bytes, as they lie in the pool's memory."""
+    return HEADER.pack(*_header_fields(description))
+
+
+def check_header(header: bytes, description: PoolDescription) -> None:
+    """Compare what was read back through a mapping, `HEADER.size` bytes, with the description.
+
+    Raises:
+        InvalidInput: magic, version, pool id or layout digest differ.
+    """
     names = ("magic", "version", "pool id", "layout digest")
-    found = _HEADER.unpack_from(mapping, 0)
+    found = HEADER.unpack(header)
     for name, have, want in zip(names, found, _header_fields(description), strict=True):
         if have != want:
             shown = [x.hex() if isinstance(x, bytes) else str(x) for x in (have, want)]

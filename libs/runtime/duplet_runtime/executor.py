@@ -106,11 +106,18 @@ class Executor:
 
     def accept(self, peer: Role) -> Acceptor[Any]:
         """Take streams of `peer`; the servicer's method awaits the acceptor's `serve`."""
-        codec = CODECS[self.service.settings.role, peer]
+        return self._accept(peer, self.service.settings.role, peer)
+
+    def accept_as(self, role: Role) -> Acceptor[Any]:
+        """Take lb's streams with `role`, which the machine calls by the role that it plays."""
+        return self._accept(role, role, Role.LB)
+
+    def _accept(self, name: Role, own: Role, peer: Role) -> Acceptor[Any]:
+        codec = CODECS[own, peer]
         acceptor: Acceptor[Any] = Acceptor(
-            peer, codec.encode, codec.decode, self.feed, self.service.fail
+            name, codec.encode, codec.decode, self.feed, self.service.fail
         )
-        self._ends[peer] = acceptor
+        self._ends[name] = acceptor
         return acceptor
 
     async def drain(self, limit_s: float) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from duplet_core.errors import Reason, RemoteProtocolError
 from duplet_core.messages import Message
@@ -126,6 +127,10 @@ class PeerStream(Generic[P]):
                 return
             if proto is grpc.aio.EOF:
                 self.finish(None, "the peer closed the stream")
+                return
+            if proto is None or isinstance(proto, DecodeError):
+                # Bytes that are no protobuf: None comes from gRPC's calls, the error from ours.
+                self.finish(Reason.PEER_PROTOCOL, "message: no valid protobuf")
                 return
             try:
                 message = self._decode(proto)  # type: ignore[arg-type]

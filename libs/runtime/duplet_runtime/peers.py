@@ -40,7 +40,7 @@ MAX_HALF_OPEN = 8
 """Streams of one acceptor that wait for their Hello; one more is refused."""
 
 MAX_STREAMS = 64
-"""Streams of one acceptor; one more is refused. Core closes superseded ones."""
+"""Calls of one acceptor, ended ones whose dialer reads nothing included; one more is refused."""
 
 _log = get_logger("duplet.peers")
 
@@ -157,7 +157,7 @@ class Acceptor(Generic[P]):
         self._number = 0
         self._half_open: set[int] = set()
         self._streams: dict[int, PeerStream[P]] = {}
-        self._settling = 0
+        self._calls = 0
         self._closing: Unavailable | None = None
 
     def send(self, stream: int, message: Message) -> None:
@@ -184,9 +184,18 @@ class Acceptor(Generic[P]):
         """
         if self._closing is not None:
             await abort(context, self._closing)
-        calls = len(self._streams) + self._settling
-        if len(self._half_open) >= MAX_HALF_OPEN or calls >= MAX_STREAMS:
+        if len(self._half_open) >= MAX_HALF_OPEN or self._calls >= MAX_STREAMS:
             await abort(context, Unavailable(Reason.OVERLOADED, "too many peer streams"))
+        self._calls += 1
+        try:
+            end = await self._serve_stream(context)
+            if end.reason is not None:
+                await abort(context, Unavailable(end.reason, end.detail))
+        finally:
+            self._calls -= 1
+
+    async def _serve_stream(self, context: grpc.aio.ServicerContext[Any, Any]) -> StreamEnd:
+        """One stream, told of from Hello to end; returns when gRPC can take a status."""
         self._number += 1
         number = self._number
         stream = PeerStream(number, self._decode, self._outbox)
@@ -202,14 +211,9 @@ class Acceptor(Generic[P]):
             else:
                 with _FatalErrors(self._on_fatal):
                     self._on_event(StreamClosed(self._peer, number))
-            self._settling += 1
-            try:
-                await stream.settle()
-            finally:
-                self._settling -= 1
+            await stream.settle()
         _log_end(self._peer, number, end)
-        if end.reason is not None:
-            await abort(context, Unavailable(end.reason, end.detail))
+        return end
 
     async def _run_stream(
         self, stream: PeerStream[P], context: grpc.aio.ServicerContext[Any, Any]

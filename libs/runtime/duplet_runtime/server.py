@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import resource
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -24,6 +26,14 @@ KEEPALIVE_TIMEOUT_MS = 1500
 PUBLIC_KEEPALIVE_MS = 20_000
 PUBLIC_IDLE_MS = 300_000
 """A client's connection without a call is closed after this."""
+
+PUBLIC_AGE_MS = 3_600_000
+"""A client's connection is asked to end after this, and ended once the longest call had its time.
+Nothing else ends a call whose client answers pings and never reads."""
+
+PUBLIC_CONNECTIONS = 8192
+RESERVED_FDS = 128
+"""Descriptors that clients' connections leave for everything else; one more is closed at once."""
 
 HANDSHAKE_MS = 5000
 """A connection that does not speak HTTP/2 by then is closed."""
@@ -60,13 +70,20 @@ def peer_server_options() -> Options:
     return [*_BOTH_ENDS, *_SERVER, *_PEER_KEEPALIVE]
 
 
-def public_server_options() -> Options:
-    """For lb's public port: patient with clients, idle connections are closed."""
+def public_server_options(longest_call_s: float = 300.0) -> Options:
+    """For lb's public port: patient with clients, but their connections have bounds."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         *_BOTH_ENDS,
         *_SERVER,
         ("grpc.keepalive_time_ms", PUBLIC_KEEPALIVE_MS),
         ("grpc.max_connection_idle_ms", PUBLIC_IDLE_MS),
+        ("grpc.max_connection_age_ms", PUBLIC_AGE_MS),
+        ("grpc.max_connection_age_grace_ms", round(longest_call_s * 1000) + HANDSHAKE_MS),
+        (
+            "grpc.max_allowed_incoming_connections",
+            max(1, min(PUBLIC_CONNECTIONS, open_files - RESERVED_FDS)),
+        ),
     ]
 
 
@@ -101,7 +118,7 @@ def create_server(
 async def start_server(
     server: grpc.aio.Server, addresses: Iterable[str], health: Health, services: Iterable[str]
 ) -> list[int]:
-    """Listen on `addresses` and turn `live` on.
+    """Listen on `addresses` and turn `live` on. `stop_server` must follow, also on failure.
 
     `services` are the full names that reflection tells, without health and reflection itself.
     A Unix address replaces a socket file left by a predecessor: hold the role's lock.
@@ -129,6 +146,26 @@ async def start_server(
 
 
 async def stop_server(server: grpc.aio.Server, health: Health, grace_s: float) -> None:
-    """Tell NOT_SERVING, then refuse new calls and give running ones `grace_s` to end."""
+    """Tell NOT_SERVING, then refuse new calls and give running ones `grace_s` to end.
+
+    End peer streams first (`Acceptor.close_all`), for they last until they are ended.
+    """
     health.shut_down()
     await server.stop(grace_s)
+
+
+@asynccontextmanager
+async def running_server(
+    server: grpc.aio.Server,
+    addresses: Iterable[str],
+    health: Health,
+    services: Iterable[str],
+    grace_s: float,
+) -> AsyncIterator[list[int]]:
+    """`start_server`, and `stop_server` at the end; without grace when the body raised."""
+    grace = 0.0
+    try:
+        yield await start_server(server, addresses, health, services)
+        grace = grace_s
+    finally:
+        await stop_server(server, health, grace)

@@ -49,6 +49,12 @@ _LONGEST_NAME = "kvproxy.sock.new"
 
 BAD_SETTINGS_EXIT = 2
 
+MONOLITH = "monolith"
+"""The host that plays prefill and decode in one process; to its peers it is both of them."""
+
+SERVICE_NAMES: tuple[str, ...] = (*Role, MONOLITH)
+"""Whoever has settings of its own."""
+
 
 class SettingsError(Exception):
     """The service cannot start with these settings; the text names the setting at fault."""
@@ -65,7 +71,8 @@ def default_run_dir() -> Path:
 class ServiceSettings(BaseSettings):
     """What every service is told; a service's own class sets `role` and adds its fields."""
 
-    role: ClassVar[Role]
+    role: ClassVar[str]
+    """One of SERVICE_NAMES."""
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
 
     run_dir: Path = Field(default_factory=default_run_dir, validate_default=True)
@@ -117,7 +124,7 @@ class ServiceSettings(BaseSettings):
         """kvproxy's lifeline socket."""
         return self.run_dir / "lifeline.sock"
 
-    def lock_path(self, role: Role) -> Path:
+    def lock_path(self, role: str) -> Path:
         """The lock that one instance of `role` holds for life."""
         return self.run_dir / f"{role}.lock"
 
@@ -154,7 +161,7 @@ def load_settings_or_exit(kind: type[S]) -> S:
         sys.exit(BAD_SETTINGS_EXIT)
 
 
-def print_problems(role: Role, error: SettingsError) -> None:
+def print_problems(role: str, error: SettingsError) -> None:
     """Tell the operator on stderr, a line a problem."""
     for line in str(error).splitlines():
         print(f"duplet {role}: {line}", file=sys.stderr)
@@ -190,7 +197,8 @@ def _unknown_variables(kind: type[ServiceSettings], environ: Mapping[str, str]) 
     known = {f"{PREFIX}{field.upper()}" for field in shared} | {CONFIG_VARIABLE}
     own_prefix = f"{PREFIX}{kind.role.upper()}_"
     known |= {f"{own_prefix}{field.upper()}" for field in kind.model_fields}
-    other_prefixes = tuple(f"{PREFIX}{role.upper()}_" for role in Role if role != kind.role)
+    others = (name for name in SERVICE_NAMES if name != kind.role)
+    other_prefixes = tuple(f"{PREFIX}{name.upper()}_" for name in others)
     return [
         f"{name}: no such setting{_suggest(name, known)}"
         for name in sorted(environ)
@@ -213,7 +221,7 @@ def _read_file(kind: type[ServiceSettings]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{CONFIG_VARIABLE}: {name}: {error}") from error
     own = content.pop(kind.role, {})
-    for role in Role:
+    for role in SERVICE_NAMES:
         content.pop(role, None)
     if not isinstance(own, dict):
         raise SettingsError(f"{name}: {kind.role} must be a table")

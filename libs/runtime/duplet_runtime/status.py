@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc import StatusCode
@@ -27,6 +28,10 @@ RETRY_DELAY_MS = 500
 
 DETAIL_CHARS = 500
 """Longest detail sent: status and details travel in headers, which peers limit to 8 KiB."""
+
+STATUS_LIMIT_S = 5.0
+"""A status travels behind what was written before it. A handler waits so long for a client that
+reads nothing; then it leaves, and gRPC keeps the status for as long as the connection lasts."""
 
 RETRYABLE = frozenset({Reason.OVERLOADED, Reason.NOT_READY, Reason.DRAINING, Reason.QUARANTINE})
 
@@ -128,26 +133,36 @@ class HandlerGuard:
         kind: type[BaseException] | None,
         error: BaseException | None,
         _trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
+        """True, which keeps the error here, where its status waits for the client to read."""
         if error is None or isinstance(error, grpc.aio.AbortError | GeneratorExit):
-            return
-        if isinstance(error, DupletError):
-            await abort(self._context, error)
+            return False
         if isinstance(error, asyncio.CancelledError):
-            await self._end_cancelled()
-            return
+            error = DupletError(Reason.DRAINING, "the service ended this call early")
+        if isinstance(error, DupletError):
+            return await self._tell(abort(self._context, error))
         _log.error("handler failed", exc_info=error)
         if isinstance(error, InvariantError):
             self._on_fatal(error)
-        await self._context.abort(StatusCode.INTERNAL, "internal error; see the service's log")
+        unknown = "internal error; see the service's log"
+        return await self._tell(self._context.abort(StatusCode.INTERNAL, unknown))
 
-    async def _end_cancelled(self) -> None:
-        early = DupletError(Reason.DRAINING, "the service ended this call early")
+    async def _tell(self, aborting: Awaitable[NoReturn]) -> bool:
+        """Send a status; True when the client has not taken it within the limit.
+
+        Raises:
+            grpc.aio.AbortError: the status is out.
+        """
         try:
-            await abort(self._context, early)
+            async with asyncio.timeout(STATUS_LIMIT_S):
+                await aborting
+        except TimeoutError:
+            _log.info("a status waits for a client that does not read")
         except grpc.aio.InternalError as error:
-            # The client is gone already, or a write is stuck: no status can be sent.
-            _log.debug("cancelled call without status", detail=str(error))
+            # The client is gone already, or its first message is stuck, with which gRPC sends the
+            # initial metadata: no status can be sent.
+            _log.debug("call ended without status", detail=str(error))
+        return True
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
@@ -164,11 +179,13 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         inner = getattr(handler, kind)
         wrap = self._guard_stream if handler.response_streaming else self._guard_unary
         build = getattr(grpc, f"{kind}_rpc_method_handler")
-        return build(wrap(inner), handler.request_deserializer, handler.response_serializer)
+        deserialize = handler.request_deserializer and _keep_fault(handler.request_deserializer)
+        return build(wrap(inner), deserialize, handler.response_serializer)
 
     def _guard_unary(self, inner: Any) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
             async with HandlerGuard(context, self._on_fatal):
+                _check_parsed(request)
                 return await inner(request, context)
 
         return guarded
@@ -178,6 +195,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
         async def guarded(request: Any, context: Any) -> None:
             async with HandlerGuard(context, self._on_fatal):
+                _check_parsed(request)
                 running = inner(request, context)
                 if hasattr(running, "__aiter__"):
                     async with contextlib.aclosing(running):
@@ -187,6 +205,25 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                     await running
 
         return guarded
+
+
+def _keep_fault(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """A deserializer that returns the DecodeError of bytes that are no message: what it raises,
+    gRPC would answer with a status of its own, without a reason."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return parse
+
+
+def _check_parsed(request: Any) -> None:
+    """Refuse a single request that was no message; a stream's reader sees to its own."""
+    if isinstance(request, DecodeError):
+        raise InvalidInput(Reason.INVALID_REQUEST, f"request: no valid message: {request}")
 
 
 def _arity(streaming: bool) -> str:

@@ -19,7 +19,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from duplet_core.decode_state import DecodeConfig
@@ -92,7 +92,7 @@ class Budget:
     def __init__(self, faults: int, cancels: int, submitted: int) -> None:
         self.faults, self.cancels, self.submitted = faults, cancels, submitted
 
-    def key(self) -> Hashable:
+    def key(self) -> tuple[int, int, int]:
         return (self.faults, self.cancels, self.submitted)
 
 
@@ -125,32 +125,55 @@ def fork(world: World) -> World:
     return other
 
 
-def key_of(state: State) -> Hashable:
+def key_of(state: State) -> int:
+    """The state's 64-bit hash."""
     world, budget = state
-    return (
-        frozenset([p.key() for p in world.processes.values()]),
-        frozenset([s.key() for s in world.streams.values()]),
-        frozenset(world.copies.values()),
-        tuple([(c.content, c.rows) for c in world.clients.values()]),
-        tuple(world.births.values()),
-        budget.key(),
-    )
+    parts = [p.key() for p in world.processes.values()]
+    parts += [s.key() for s in world.streams.values()]
+    parts += [hash(c) for c in world.copies.values()]
+    parts.sort()
+    clients = [(c.content, c.rows) for c in world.clients.values()]
+    return hash((*parts, *clients, *world.births.values(), *budget.key()))
 
 
 # --- the steps that are possible ---------------------------------------------------
 
 
-def progress(world: World) -> Iterator[Action]:
-    """Steps that the unit takes by itself, the fairest first."""
+def urgent(world: World) -> Action | None:
+    """A step that is taken at once: its effect on others arrives by delayed messages anyway."""
     for role in ROLES:
         process = world.primary(role)
         if process is None:
-            yield ("start", role)
-        elif process.stopped:
+            return ("start", role)
+        if process.runs and process.drained:
+            return ("kill", process.instance)
+    for process in world.processes.values():
+        if process.runs:
+            for role in WATCHED[process.role]:
+                target = world.primary(role)
+                if target is not None and target.runs and target.instance not in process.watching:
+                    return ("watch", process.instance, target.instance)
+    lb = world.primary(Role.LB)
+    if lb is not None and lb.runs:
+        for key, stream in world.streams.items():
+            if stream.broken and stream.dialer == lb.instance and not stream.closed[DIALER]:
+                return ("close", key, DIALER)
+        for action in _dials(world, lb):
+            return action
+    return None
+
+
+def progress(world: World) -> Iterator[Action]:
+    """Steps that the unit takes by itself, the fairest first."""
+    first = urgent(world)
+    if first is not None:
+        yield first
+        return
+    for role in ROLES:
+        process = world.primary(role)
+        if process is not None and process.stopped:
             yield ("resume", process.instance)
-        elif process.drained:
-            yield ("kill", process.instance)
-    yield from _lifelines(world)
+    yield from _deaths(world)
     for key, stream in world.streams.items():
         for side in (ACCEPTOR, DIALER):
             receiver = world.side_process(stream, side)
@@ -179,17 +202,12 @@ def timers(world: World) -> Iterator[Action]:
                 yield ("tick", process.instance)
 
 
-def _lifelines(world: World) -> Iterator[Action]:
+def _deaths(world: World) -> Iterator[Action]:
     for process in world.processes.values():
-        if not process.runs:
-            continue
-        for watched in sorted(process.watching):
-            if world.processes[watched].exited:
-                yield ("mourn", process.instance, watched)
-        for role in WATCHED[process.role]:
-            target = world.primary(role)
-            if target is not None and target.runs and target.instance not in process.watching:
-                yield ("watch", process.instance, target.instance)
+        if process.runs:
+            for watched in sorted(process.watching):
+                if world.processes[watched].exited:
+                    yield ("mourn", process.instance, watched)
 
 
 def _dials(world: World, process: Process) -> Iterator[Action]:
@@ -263,6 +281,8 @@ class Explorer:
     def all_actions(self, state: State) -> Iterator[Action]:
         world, budget = state
         yield from progress(world)
+        if urgent(world) is not None:
+            return
         yield from timers(world)
         lb = world.primary(Role.LB)
         if lb is not None and lb.runs:
@@ -380,7 +400,7 @@ class Explorer:
         return len(self.parents)
 
     def _enter(self, state: State, parent: int, action: Action) -> tuple[int, bool]:
-        digest = hash(key_of(state))
+        digest = key_of(state)
         number = self.seen.get(digest)
         if number is not None:
             return number, False

@@ -6,7 +6,6 @@ changes it (`owner` says whose the part is), so a search can keep many worlds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +56,7 @@ class Stream:
         """Sides that were told the end, or have exited."""
         self.broken = False
         """Nothing sent from now on arrives; what was sent before may, until a side closes."""
-        self.frozen: Hashable = None
+        self.frozen: int | None = None
 
     def copy(self, owner: object) -> Stream:
         other = Stream(owner, self.dialer, self.acceptor)
@@ -67,21 +66,18 @@ class Stream:
         other.broken = self.broken
         return other
 
-    def key(self) -> Hashable:
+    def key(self) -> int:
+        """Hash of all that counts; queued messages are compared by identity."""
         if self.frozen is None:
             queues = (tuple(map(id, self.queues[0])), tuple(map(id, self.queues[1])))
-            self.frozen = (self.local, self.acceptor, queues, tuple(self.closed), self.broken)
+            self.frozen = hash(
+                (self.dialer, self.local, self.acceptor, queues, tuple(self.closed), self.broken)
+            )
         return self.frozen
 
 
 class Process:
     """One life of a service: its I/O process and, where it has one, its engine process."""
-
-    __slots__ = (
-        "accepted", "acked", "asked", "charged", "dialed", "dialing", "drained", "engine",
-        "exited", "frozen", "instance", "mapped", "node", "outbox", "owner", "page_rows", "red",
-        "role", "rows", "skew", "stopped", "streams", "watching",
-    )  # fmt: skip
 
     def __init__(self, owner: object, role: Role, instance: InstanceId, node: Node) -> None:
         self.owner = owner
@@ -115,13 +111,12 @@ class Process:
         """kvproxy: transfers of which it has told decode that nothing can write any more."""
         self.charged: frozenset[tuple[TransferId, InstanceId]] = frozenset()
         """kvproxy: (transfer, prefill) of which it has said SourceReleased."""
-        self.frozen: Hashable = None
+        self.frozen: int | None = None
 
     def copy(self, owner: object) -> Process:
-        other = Process(owner, self.role, self.instance, self.node)
-        for name in Process.__slots__:
-            if name not in ("owner", "frozen"):
-                setattr(other, name, getattr(self, name))
+        other = Process.__new__(Process)
+        other.__dict__.update(self.__dict__)
+        other.owner = owner
         if self.engine is not None:
             other.engine = self.engine.copy()
         other.rows = list(self.rows)
@@ -134,9 +129,10 @@ class Process:
     def runs(self) -> bool:
         return not self.exited and not self.stopped
 
-    def key(self) -> Hashable:
+    def key(self) -> int:
+        """Hash of all that counts."""
         if self.frozen is None:
-            self.frozen = (
+            state = (
                 self.instance,
                 id(self.node) if not self.exited else 0,
                 self.engine.key() if self.engine is not None and not self.exited else None,
@@ -146,6 +142,7 @@ class Process:
                 (self.red, self.watching, self.mapped, self.acked, self.charged),
                 (tuple(self.dialing.items()), self.dialed, self.accepted),
             )
+            self.frozen = hash(state)
         return self.frozen
 
 

@@ -113,10 +113,15 @@ def up(
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Services' logs to stderr.")] = False,
+    monolith: Annotated[
+        bool,
+        typer.Option("--monolith", help="Prefill and decode in one process, for comparison."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a unit of local processes. Ctrl-C drains it, a second Ctrl-C kills it."""
-    if not run(run_unit(run_dir, listen, json_lines=as_json, verbose=verbose)):
+    running = run_unit(run_dir, listen, json_lines=as_json, verbose=verbose, monolith=monolith)
+    if not run(running):
         raise typer.Exit(FAILED)
 
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from duplet_client import AsyncClient, Unit
+from duplet_client import AsyncClient, ServiceInfo, Unit
 
 SERVING = "SERVING"
 
@@ -49,9 +49,9 @@ def unit_fields(unit: Unit) -> dict[str, Any]:
 def unit_tables(unit: Unit) -> Group:
     """Services, and what the unit counts."""
     services = _table("service", "connected", "instance", "version", "protocol")
-    for service in unit.services:
+    for names, service in _processes(unit):
         services.add_row(
-            service.name,
+            names,
             "yes" if service.connected else "no",
             service.instance or "-",
             service.version or "-",
@@ -61,6 +61,16 @@ def unit_tables(unit: Unit) -> Group:
     for name, value in _facts(unit):
         facts.add_row(name, Text(value))
     return Group(services, Text(), facts)
+
+
+def _processes(unit: Unit) -> list[tuple[str, ServiceInfo]]:
+    """Services with their names; those that are one process, as in a monolith, are one."""
+    found: dict[str, tuple[str, ServiceInfo]] = {}
+    for service in unit.services:
+        key = service.instance or service.name
+        names = f"{found[key][0]} + {service.name}" if key in found else service.name
+        found[key] = (names, service)
+    return list(found.values())
 
 
 def _facts(unit: Unit) -> list[tuple[str, str]]:

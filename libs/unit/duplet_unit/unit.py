@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from duplet_core.ids import Role
-from duplet_runtime.settings import prepare_run_dir
+from duplet_runtime.settings import MONOLITH, prepare_run_dir
 from duplet_unit.supervisor import Service
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
@@ -23,6 +23,8 @@ RUN_DIR_VARIABLE = "DUPLET_RUN_DIR"
 STAGES = ((Role.LB,), (Role.PREFILL, Role.DECODE), (Role.KVPROXY,))
 """Order of the end: lb's streams first; the writer last, for its answers free the others' pages."""
 
+MONOLITH_STAGES = ((Role.LB,), (MONOLITH,))
+
 
 class UnitError(Exception):
     """The unit cannot be started here; the text says why and what to do."""
@@ -30,17 +32,35 @@ class UnitError(Exception):
 
 def unit_services(run_dir: Path, listen: str, environment: Mapping[str, str]) -> list[Service]:
     """The four services of a unit in `run_dir`, with lb on TCP address `listen`."""
-    shared = {**environment, RUN_DIR_VARIABLE: str(run_dir), LISTEN_VARIABLE: listen}
+    shared = _environment(run_dir, listen, environment)
     return [
         Service(
             name=role,
-            argv=(sys.executable, "-m", f"duplet_{role}"),
+            argv=_command(role),
             environment=shared,
             address=dial_address(listen) if role is Role.LB else f"unix:{run_dir}/{role}.sock",
             kill_when_stopped=role is Role.KVPROXY,
         )
         for role in (Role.KVPROXY, Role.DECODE, Role.PREFILL, Role.LB)
     ]
+
+
+def monolith_services(run_dir: Path, listen: str, environment: Mapping[str, str]) -> list[Service]:
+    """lb, and the host that it takes for prefill and decode."""
+    shared = _environment(run_dir, listen, environment)
+    host = f"unix:{run_dir}/{Role.DECODE}.sock"
+    return [
+        Service(MONOLITH, _command(MONOLITH), shared, host),
+        Service(Role.LB, _command(Role.LB), shared, dial_address(listen)),
+    ]
+
+
+def _environment(run_dir: Path, listen: str, base: Mapping[str, str]) -> dict[str, str]:
+    return {**base, RUN_DIR_VARIABLE: str(run_dir), LISTEN_VARIABLE: listen}
+
+
+def _command(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"duplet_{name}")
 
 
 def dial_address(listen: str) -> str:

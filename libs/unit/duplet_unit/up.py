@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from duplet_unit.probe import is_serving
 from duplet_unit.report import ConsoleReport, JsonReport, follow_logs
 from duplet_unit.supervisor import Limits, Service, Supervisor
 from duplet_unit.unit import (
+    MONOLITH_STAGES,
     STAGES,
     check_address_is_free,
+    monolith_services,
     owned_run_dir,
     unit_environment,
     unit_services,
@@ -27,8 +29,15 @@ from duplet_unit.unit import (
 POLL_S = 0.25
 
 
-async def run_unit(run_dir: Path | None, listen: str, *, json_lines: bool, verbose: bool) -> bool:
-    """Supervise a unit until SIGINT or SIGTERM; the second of them kills.
+async def run_unit(
+    run_dir: Path | None,
+    listen: str,
+    *,
+    json_lines: bool,
+    verbose: bool,
+    monolith: bool = False,
+) -> bool:
+    """Supervise a unit, or a monolith, until SIGINT or SIGTERM; the second of them kills.
 
     Returns:
         True when every service ended by itself; False when the unit gave up or was killed.
@@ -41,10 +50,12 @@ async def run_unit(run_dir: Path | None, listen: str, *, json_lines: bool, verbo
         environment = unit_environment(os.environ)
         if verbose and not json_lines:
             environment.setdefault("DUPLET_LOG_FORMAT", "text")
-        services = unit_services(folder, listen, environment)
+        make_services = monolith_services if monolith else unit_services
+        services = make_services(folder, listen, environment)
         names = [service.name for service in services]
         report = JsonReport(sys.stdout) if json_lines else ConsoleReport(Console(), names, folder)
-        supervisor = make_supervisor(services, folder, report)
+        stages = MONOLITH_STAGES if monolith else STAGES
+        supervisor = make_supervisor(services, folder, report, stages)
         logs = [supervisor.log_path(name) for name in names] if verbose else []
         try:
             with signals_to(supervisor.drain, supervisor.kill):
@@ -54,14 +65,20 @@ async def run_unit(run_dir: Path | None, listen: str, *, json_lines: bool, verbo
             report.close()
 
 
-def make_supervisor(services: list[Service], run_dir: Path, on_event: OnEvent) -> Supervisor:
+def make_supervisor(
+    services: list[Service],
+    run_dir: Path,
+    on_event: OnEvent,
+    stages: Sequence[Sequence[str]] = STAGES,
+) -> Supervisor:
     """A supervisor of these services that asks their health service for `ready`."""
     addresses = {service.name: service.address for service in services}
 
     async def is_ready(name: str) -> bool:
         return await is_serving(addresses[name], "ready")
 
-    return Supervisor(services, STAGES, run_dir / "logs", on_event, is_ready, Limits(poll_s=POLL_S))
+    limits = Limits(poll_s=POLL_S)
+    return Supervisor(services, stages, run_dir / "logs", on_event, is_ready, limits)
 
 
 @asynccontextmanager

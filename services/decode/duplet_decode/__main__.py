@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, ClassVar
 
 import grpc.aio
@@ -15,9 +16,12 @@ from duplet_core.decode import DecodeMachine
 from duplet_core.decode_state import DecodeConfig
 from duplet_core.engine import Ready
 from duplet_core.ids import Role
+from duplet_core.ledger import PageState
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.spec import ModelSpec
-from duplet_runtime.engine_service import EngineService, EngineSettings
+from duplet_runtime.engine_host import EngineSettings
+from duplet_runtime.engine_service import EngineService
+from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor
 from duplet_runtime.service import Service, run_service
 from duplet_runtime.settings import load_settings_or_exit
@@ -57,6 +61,15 @@ def _register(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
     return "duplet.decode.v1.DecodePeer"
 
 
+def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
+    transfers = machine.transfers
+    metrics.gauge("pages_total", "Pages of the pool", lambda: transfers.ledger.total)
+    for state in PageState:
+        read = partial(transfers.ledger.count, state)
+        metrics.gauge(f"pages_{state}", f"Pages that are {state}", read)
+    metrics.gauge("transfers", "Transfers that hold pages", lambda: len(transfers.by_transfer))
+
+
 async def serve(service: Service[DecodeSettings]) -> None:
     """Run decode until it has drained."""
     settings = service.settings
@@ -88,7 +101,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
 
     service.health.set("quarantine", True, "no page is quarantined")
     host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectDecode)
-    await host.run(config, make_machine, _register)
+    await host.run(config, make_machine, _observe, {Role.DECODE: _register})
 
 
 def main() -> int:

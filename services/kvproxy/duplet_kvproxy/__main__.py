@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from duplet.kvproxy.v1 import kvproxy_pb2_grpc
-from duplet_core.effects import CloseMapping, Effect, InstanceDied, LifelineUp, StartCopy
+from duplet_core.effects import CloseMapping, Effect, Exit, InstanceDied, LifelineUp, StartCopy
 from duplet_core.errors import InvalidInput, Reason
 from duplet_core.ids import Role
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import WriterConfig
+from duplet_kvproxy.choice import Choice, parse_transports
 from duplet_kvproxy.mover import Mover
+from duplet_memory.cuda_driver import CudaError
+from duplet_memory.cuda_pool import MappedPool, map_cuda_pool
 from duplet_memory.layout import PoolDescription
 from duplet_memory.pool import Pool, map_pool
 from duplet_runtime.executor import Executor
 from duplet_runtime.lifeline import LifelinePeer, LifelineServer
 from duplet_runtime.peers import Acceptor
-from duplet_runtime.server import create_server, peer_server_options, start_server, stop_server
+from duplet_runtime.server import create_server, peer_server_options, running_server
 from duplet_runtime.service import Service, run_service
 from duplet_runtime.settings import ServiceSettings, load_settings_or_exit
 
-CONDITIONS = ("writer",)
+CONDITIONS = ("writer", "transport")
 STOP_GRACE_S = 1.0
+RED_BEFORE_EXIT_S = 0.25
 
 
 class KvproxySettings(ServiceSettings):
@@ -38,16 +44,36 @@ class KvproxySettings(ServiceSettings):
     """One end of a transfer withheld for so long turns health red, then kvproxy exits (S9)."""
     drain_s: float = Field(default=30.0, ge=0)
     """Seconds that granted transfers get after SIGTERM."""
+    transports: str = "shm"
+    """Transports that are allowed, in order of preference, by commas: shm (CPU pools), pages,
+    push, pull, staged (GPU pools). Nothing else is used."""
     copy_delay_s: float = Field(default=0.0, ge=0)
     """Fault tests only: every copy takes at least so long."""
+
+    @field_validator("transports")
+    @classmethod
+    def _known_transports(cls, value: str) -> str:
+        parse_transports(value)
+        return value
 
 
 class KvproxyExecutor(Executor):
     """Adds the effects on copies and mappings. Owns the mover."""
 
-    def __init__(self, service: Service[Any], machine: WriterMachine) -> None:
+    def __init__(self, service: Service[Any], machine: WriterMachine, choice: Choice) -> None:
         super().__init__(service, machine)
-        self.mover = Mover(self.feed, service.settings.copy_delay_s)
+        self._choice = choice
+        self._pools: dict[Role, PoolDescription] = {}
+        """Of the newest instance of each role: what the transport in use follows from."""
+        self.mover = Mover(self.feed, choice, self._gpu_failed, service.settings.copy_delay_s)
+        counts = self.mover.counts
+        self.metrics.gauge("copied_bytes", "Bytes queued", lambda: counts.copied_bytes)
+        for name in choice.allowed:
+            read = partial(counts.copies.__getitem__, name)
+            self.metrics.gauge(f"copies_{name}", f"Copies by {name}", read)
+        by_id, pools = machine.transfers.by_id, machine.pools
+        self.metrics.gauge("transfers", "Transfers with a grant or a Move", lambda: len(by_id))
+        self.metrics.gauge("pools", "Pools that are mapped", lambda: len(pools))
 
     def execute_own(self, effect: Effect) -> None:
         if isinstance(effect, StartCopy):
@@ -61,9 +87,8 @@ class KvproxyExecutor(Executor):
         """Map the pool that came with a lifeline; without a sound one the peer stays refused."""
         try:
             description = PoolDescription.from_json(peer.pool)
-            # Prefill's pool is only read: the kernel refuses a write to it from here.
-            pool = map_pool(peer.pool_fd, description, writable=peer.role is Role.DECODE)
-        except (InvalidInput, OSError) as error:
+            pool = self._map(peer, description)
+        except (InvalidInput, CudaError, OSError) as error:
             self.service.log.warning(
                 "pool refused", peer=peer.role, peer_instance=peer.instance, detail=str(error)
             )
@@ -73,10 +98,41 @@ class KvproxyExecutor(Executor):
                 os.close(peer.pool_fd)
         self._register(peer, pool)
 
-    def _register(self, peer: LifelinePeer, pool: Pool) -> None:
+    def _map(self, peer: LifelinePeer, description: PoolDescription) -> Pool | MappedPool:
+        if description.handle != "memfd":
+            if not self._choice.devices:
+                raise InvalidInput(
+                    Reason.PEER_PROTOCOL,
+                    "a GPU pool, and DUPLET_KVPROXY_TRANSPORTS allows no transport between GPUs",
+                )
+            return map_cuda_pool(peer.pool_fd, description, self._choice.devices)
+        if "shm" not in self._choice.allowed:
+            raise InvalidInput(
+                Reason.PEER_PROTOCOL, "a CPU pool, and DUPLET_KVPROXY_TRANSPORTS does not allow shm"
+            )
+        # Prefill's pool is only read: the kernel refuses a write to it from here.
+        return map_pool(peer.pool_fd, description, writable=peer.role is Role.DECODE)
+
+    def _register(self, peer: LifelinePeer, pool: Pool | MappedPool) -> None:
         self.mover.add_pool(peer.instance, pool)
         described = pool.description
+        self._pools[peer.role] = described
+        self._tell_transport()
         self.feed(LifelineUp(peer.role, peer.instance, described.pages, described.page_rows))
+
+    def _tell_transport(self) -> None:
+        """Say which transport the two newest pools use, in log and health."""
+        source, dest = self._pools.get(Role.PREFILL), self._pools.get(Role.DECODE)
+        if source is None or dest is None:
+            return
+        path, ok = self._choice.path_for(source, dest)
+        self.service.log.info("transport", path=path, mps=self._choice.mps)
+        self.service.health.set("transport", ok, path)
+
+    def _gpu_failed(self, detail: str) -> None:
+        """Red first, then out: our exit is the proof that nothing writes any more (S9)."""
+        self.service.health.set("writer", False, f"a GPU failed: {detail}")
+        asyncio.get_running_loop().call_later(RED_BEFORE_EXIT_S, self.execute, Exit(detail))
 
 
 class KvProxy(kvproxy_pb2_grpc.KvProxyServicer):
@@ -101,7 +157,10 @@ async def serve(service: Service[KvproxySettings]) -> None:
     """Run kvproxy until it has drained. The unit's lock is held for life (S4)."""
     settings = service.settings
     config = WriterConfig(withheld_limit_ns=round(settings.withheld_limit_s * 1e9))
-    executor = KvproxyExecutor(service, WriterMachine(service.instance, config))
+    choice = Choice(parse_transports(settings.transports))
+    service.log.info("transports", found=choice.describe(), mps=choice.mps)
+    service.health.set("transport", True, choice.describe())
+    executor = KvproxyExecutor(service, WriterMachine(service.instance, config), choice)
     executor.metrics.serve(settings.metrics_port)
     service.health.set("writer", True, "no end is withheld")
     server = create_server(peer_server_options(), service.health, service.fail)
@@ -116,12 +175,12 @@ async def serve(service: Service[KvproxySettings]) -> None:
         lambda role, instance: executor.feed(InstanceDied(role, instance)),
     )
     address = settings.peer_address(Role.KVPROXY)
-    await start_server(server, [address], service.health, ["duplet.kvproxy.v1.KvProxy"])
-    await service.draining.wait()
-    await executor.drain(settings.drain_s)
-    for end in ends:
-        end.close_all(Reason.DRAINING, "the service stops")
-    await stop_server(server, service.health, STOP_GRACE_S)
+    names = ["duplet.kvproxy.v1.KvProxy"]
+    async with running_server(server, [address], service.health, names, STOP_GRACE_S):
+        await service.draining.wait()
+        await executor.drain(settings.drain_s)
+        for end in ends:
+            end.close_all(Reason.DRAINING, "the service stops")
     lifelines.close()
     executor.driver.close()
     executor.mover.close()

@@ -3,6 +3,11 @@
 The thread owns the mappings of both pools and is the only code of the unit that writes into
 another process's pool. The event loop hands it work through one queue and gets each copy's
 end back as one CopyDone; whether and when a copy may run was decided in core.
+
+On GPUs several copies are in flight: the thread queues what waits, then blocks on the oldest
+one's event. A copy is told OK only after its event synchronised successfully. Any failure on
+the way is UNKNOWN, and one that a wait reports poisons the context: everything in flight then
+ends as UNKNOWN, nothing is started any more, and the service must leave (S9).
 """
 
 from __future__ import annotations
@@ -11,12 +16,18 @@ import asyncio
 import queue
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from duplet_core.effects import CopyDone, CopyResult, StartCopy
 from duplet_core.errors import InvalidInput, require
 from duplet_core.ids import InstanceId
-from duplet_memory.plan import CopyPlan, execute, plan_copy
+from duplet_kvproxy.choice import Choice
+from duplet_kvproxy.transport import MAX_IN_FLIGHT, FlightLike, copy_shared_memory
+from duplet_memory.cuda_driver import CudaError
+from duplet_memory.cuda_pool import MappedPool
+from duplet_memory.plan import check_copy
 from duplet_memory.pool import Pool
 from duplet_runtime.logs import get_logger
 
@@ -26,22 +37,44 @@ MAX_QUEUED = 65_536
 _log = get_logger("duplet.mover")
 
 
+@dataclass(slots=True)
+class MoveCounts:
+    """Written by the mover's thread, read by metrics: whole numbers that only grow."""
+
+    copies: Counter[str]
+    """By transport."""
+    copied_bytes: int = 0
+
+
 class Mover:
     """Owns the thread, the queue and, through the thread, every mapping."""
 
-    def __init__(self, on_done: Callable[[CopyDone], None], delay_s: float = 0.0) -> None:
-        """`on_done` is called in the event loop that made the mover. `delay_s` (fault tests):
-        every copy stops half-way for so long, so that faults meet copies in flight."""
+    def __init__(
+        self,
+        on_done: Callable[[CopyDone], None],
+        choice: Choice,
+        on_broken: Callable[[str], None],
+        delay_s: float = 0.0,
+    ) -> None:
+        """`on_done` and `on_broken` are called in the event loop that made the mover; the
+        second once at most, when a GPU's context has failed. `delay_s` (fault tests): every
+        copy takes so much longer, so that faults meet copies in flight."""
         self._loop = asyncio.get_running_loop()
         self._on_done = on_done
+        self._on_broken = on_broken
+        self._choice = choice
         self._delay_s = delay_s
         self._work: queue.Queue[StartCopy | InstanceId | None] = queue.Queue(MAX_QUEUED)
-        self._pools: dict[InstanceId, Pool] = {}
+        self._pools: dict[InstanceId, Pool | MappedPool] = {}
         """Added by the event loop before anyone can name them; removed by the thread."""
+        self._flights: deque[tuple[StartCopy, FlightLike]] = deque()
+        self._broken = ""
+        """Why no copy is started any more; never cleared."""
+        self.counts = MoveCounts(Counter())
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
 
-    def add_pool(self, instance: InstanceId, pool: Pool) -> None:
+    def add_pool(self, instance: InstanceId, pool: Pool | MappedPool) -> None:
         """Take over a mapping."""
         require(instance not in self._pools, "an instance has one pool")
         self._pools[instance] = pool
@@ -60,28 +93,44 @@ class Mover:
         self._thread.join()
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (work := self._next()) is not None:
             if isinstance(work, StartCopy):
-                self._copy(work)
+                self._start(work)
             else:
-                self._pools.pop(work).close()
-                _log.info("mapping closed", instance=work)
-        for pool in self._pools.values():
-            pool.close()
+                self._land_all()
+                self._unmap(work)
+        self._land_all()
+        for instance in tuple(self._pools):
+            self._unmap(instance)
 
-    def _copy(self, copy: StartCopy) -> None:
-        result, detail = CopyResult.UNKNOWN, "the mover's thread failed"
+    def _next(self) -> StartCopy | InstanceId | None:
+        """What was queued next; lands copies while there is nothing else to do."""
+        while self._flights:
+            if len(self._flights) < MAX_IN_FLIGHT:
+                try:
+                    return self._work.get_nowait()
+                except queue.Empty:
+                    pass
+            self._land()
+        return self._work.get()
+
+    def _start(self, copy: StartCopy) -> None:
+        result: CopyResult | None = CopyResult.UNKNOWN
+        detail = "the mover's thread failed"
         try:
-            result, detail = self._try_copy(copy)
+            result, detail = self._try_start(copy)
         finally:
             # Also on the way of an exception that ends the thread: an unknown end is told.
-            done = CopyDone(copy.copy, result, detail, time.monotonic_ns())
-            self._loop.call_soon_threadsafe(self._on_done, done)
+            if result is not None:
+                self._tell(copy, result, detail)
 
-    def _try_copy(self, copy: StartCopy) -> tuple[CopyResult, str]:
+    def _try_start(self, copy: StartCopy) -> tuple[CopyResult | None, str]:
+        """The copy's end, or None while it is in flight."""
+        if self._broken:
+            return CopyResult.NOT_STARTED, f"the GPU failed before: {self._broken}"
         source, dest = self._pools[copy.source], self._pools[copy.dest]
         try:
-            plan = plan_copy(
+            rows = check_copy(
                 source.description,
                 copy.source_pages,
                 dest.description,
@@ -89,20 +138,57 @@ class Mover:
                 copy.start_row,
                 copy.count,
             )
+            if isinstance(source, Pool) and isinstance(dest, Pool):
+                copy_shared_memory(rows, source, dest, self._delay_s)
+                self._count("shm", rows.copied_bytes)
+                return CopyResult.OK, ""
+            if isinstance(source, Pool) or isinstance(dest, Pool):
+                return CopyResult.NOT_STARTED, "one pool is on a GPU and the other is not"
+            transport = self._choice.transport_for(source.description, dest.description)
+            self._flights.append((copy, transport.start(rows, source, dest)))
         except InvalidInput as error:
             return CopyResult.NOT_STARTED, error.detail
-        try:
-            self._execute(plan, source, dest)
-        except (MemoryError, OSError, ValueError) as error:
+        except (CudaError, MemoryError, OSError, ValueError) as error:
             return CopyResult.UNKNOWN, f"{type(error).__name__}: {error}"
-        return CopyResult.OK, ""
+        self._count(transport.name, rows.copied_bytes)
+        return None, ""
 
-    def _execute(self, plan: CopyPlan, source: Pool, dest: Pool) -> None:
-        if not self._delay_s:
-            execute(plan, source.memory, dest.memory)
+    def _land(self) -> None:
+        """Block on the oldest copy in flight and tell its end."""
+        copy, flight = self._flights.popleft()
+        result, detail = CopyResult.UNKNOWN, "the mover's thread failed"
+        try:
+            if self._broken:
+                detail = f"the GPU failed: {self._broken}"
+                return
+            if self._delay_s:
+                time.sleep(self._delay_s)
+            flight.wait()
+            result, detail = CopyResult.OK, ""
+        except CudaError as error:
+            detail = self._broken = error.detail
+            _log.critical("GPU failed", detail=error.detail)
+            self._loop.call_soon_threadsafe(self._on_broken, error.detail)
+        finally:
+            self._tell(copy, result, detail)
+
+    def _land_all(self) -> None:
+        while self._flights:
+            self._land()
+
+    def _unmap(self, instance: InstanceId) -> None:
+        pool = self._pools.pop(instance)
+        if self._broken and isinstance(pool, MappedPool):
+            # Something may still write through it; the process's exit ends both.
+            _log.warning("mapping kept", instance=instance, detail=self._broken)
             return
-        middle = len(plan.ranges) // 2
-        for ranges in (plan.ranges[:middle], plan.ranges[middle:]):
-            part = CopyPlan(ranges, plan.source_bytes, plan.dest_bytes)
-            execute(part, source.memory, dest.memory)
-            time.sleep(self._delay_s / 2)
+        pool.close()
+        _log.info("mapping closed", instance=instance)
+
+    def _tell(self, copy: StartCopy, result: CopyResult, detail: str) -> None:
+        done = CopyDone(copy.copy, result, detail, time.monotonic_ns())
+        self._loop.call_soon_threadsafe(self._on_done, done)
+
+    def _count(self, transport: str, copied_bytes: int) -> None:
+        self.counts.copies[transport] += 1
+        self.counts.copied_bytes += copied_bytes

@@ -12,7 +12,7 @@ from duplet_core.front_state import FrontConfig
 from duplet_core.ids import Role
 from duplet_lb.settings import LbSettings
 from duplet_lb.speech import LbExecutor, Speech
-from duplet_runtime.server import create_server, public_server_options, start_server, stop_server
+from duplet_runtime.server import create_server, public_server_options, running_server
 from duplet_runtime.service import Service, run_service
 from duplet_runtime.settings import load_settings_or_exit
 
@@ -26,17 +26,17 @@ async def serve(service: Service[LbSettings]) -> None:
     config = FrontConfig(settings.queue_limit, settings.queue_wait_ms * 1_000_000)
     executor = LbExecutor(service, FrontMachine(service.instance, config))
     executor.metrics.serve(settings.metrics_port)
-    server = create_server(public_server_options(), service.health, service.fail)
+    server = create_server(public_server_options(settings.longest_s), service.health, service.fail)
     speech_pb2_grpc.add_SpeechServicer_to_server(Speech(executor, service), server)
     executor.dial(Role.PREFILL, lambda c: prefill_pb2_grpc.PrefillPeerStub(c).Connect)
     executor.dial(Role.DECODE, lambda c: decode_pb2_grpc.DecodePeerStub(c).Connect)
-    ports = await start_server(
-        server, [settings.listen], service.health, ["duplet.speech.v1.Speech"]
-    )
-    service.log.info("listening", address=settings.listen, port=ports[0])
-    await service.draining.wait()
-    await executor.drain(settings.drain_s)
-    await stop_server(server, service.health, STOP_GRACE_S)
+    names = ["duplet.speech.v1.Speech"]
+    async with running_server(
+        server, [settings.listen], service.health, names, STOP_GRACE_S
+    ) as ports:
+        service.log.info("listening", address=settings.listen, port=ports[0])
+        await service.draining.wait()
+        await executor.drain(settings.drain_s)
     executor.driver.close()
     executor.metrics.close()
 

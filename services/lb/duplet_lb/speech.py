@@ -39,6 +39,8 @@ class LbExecutor(Executor):
         self.calls: dict[TransferId, Call] = {}
         self.spec: ModelSpec | None = None
         self.outcomes: Counter[str] = Counter()
+        requests = machine.requests
+        self.metrics.gauge("requests", "Requests that have not ended", lambda: len(requests))
 
     def execute_own(self, effect: Effect) -> None:
         if isinstance(effect, Rows):
@@ -112,7 +114,7 @@ class Speech(speech_pb2_grpc.SpeechServicer):
         settings = self._service.settings
         max_rows = request.max_rows if request.HasField("max_rows") else spec.default_max_rows
         max_rows = min(max_rows, spec.longest_sequence - rows)
-        limit_s = min(context.time_remaining() or settings.longest_s, settings.longest_s)
+        limit_s = _time_left_s(context, settings.longest_s)
         submit = Submit(
             request_id=request.request_id or secrets.token_hex(16),
             transfer=TransferId(secrets.token_hex(16)),
@@ -125,11 +127,14 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             voice=request.voice,
             trace=_traceparent(context),
         )
+        # More than all rows is all rows.
         wish = Wish(
-            request.first_rows if request.HasField("first_rows") else 1,
-            request.rows_per_message if request.HasField("rows_per_message") else 1,
+            min(request.first_rows, max_rows) if request.HasField("first_rows") else 1,
+            min(request.rows_per_message, max_rows) if request.HasField("rows_per_message") else 1,
         )
-        return submit, Call(submit.transfer, 4 * spec.columns, wish, settings.unread_rows)
+        row_bytes = 4 * spec.columns
+        unread = settings.unread_rows
+        return submit, Call(submit.transfer, row_bytes, wish, unread, submit.deadline_ns)
 
     async def _stream(
         self,
@@ -140,11 +145,15 @@ class Speech(speech_pb2_grpc.SpeechServicer):
     ) -> None:
         while True:
             await call.wait()
+            if call.ended is not None and call.failed:
+                raise _error(call.ended)
             if call.admitted_ns and not call.started:
                 call.started = True
                 started = speech_pb2.Started(
                     request_id=submit.request_id, seed=submit.sampling.seed
                 )
+                # By itself: with a first message that is stuck, no status could follow it.
+                await context.send_initial_metadata(())
                 await call.write(context, speech_pb2.GenerateResponse(started=started))
             if (taken := call.take_rows()) is not None:
                 rows = speech_pb2.Rows(first_index=taken[0], rows=taken[1])
@@ -203,13 +212,8 @@ class Speech(speech_pb2_grpc.SpeechServicer):
 
 
 def _finished(submit: Submit, call: Call, received_ns: int, ended: Ended) -> speech_pb2.Finished:
-    """The client's last message.
-
-    Raises:
-        DupletError: the request did not finish.
-    """
-    if ended.finished is None:
-        raise _error(ended)
+    """The client's last message."""
+    assert ended.finished is not None
     finished: Finished = ended.finished
     stamps = (received_ns, call.admitted_ns, *finished.stamps, time.monotonic_ns())
     # A request that stopped at once has no points between prefill's and lb's last.
@@ -234,6 +238,20 @@ def _error(ended: Ended) -> DupletError:
     assert ended.reason is not None
     kind = InvalidInput if ended.reason in _CLIENT_FAULTS else Unavailable
     return kind(ended.reason, ended.detail or f"the request ended: {ended.reason}")
+
+
+def _time_left_s(context: grpc.aio.ServicerContext[Any, Any], longest_s: float) -> float:
+    """Seconds that the request has: the client's deadline, but at most `longest_s`.
+
+    Raises:
+        Unavailable: DEADLINE; none are left.
+    """
+    left_s = context.time_remaining()
+    if left_s is None:
+        return longest_s
+    if left_s <= 0:
+        raise Unavailable(Reason.DEADLINE, "the call's deadline passed before it arrived")
+    return min(left_s, longest_s)
 
 
 def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:

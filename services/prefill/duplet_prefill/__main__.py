@@ -18,7 +18,9 @@ from duplet_core.prefill_state import PrefillConfig
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.prefix import RadixIndex
 from duplet_pages.spec import ModelSpec
-from duplet_runtime.engine_service import EngineService, EngineSettings
+from duplet_runtime.engine_host import EngineSettings
+from duplet_runtime.engine_service import EngineService
+from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor
 from duplet_runtime.service import Service, run_service
 from duplet_runtime.settings import load_settings_or_exit
@@ -54,6 +56,16 @@ def _register(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
     return "duplet.prefill.v1.PrefillPeer"
 
 
+def _observe(metrics: Metrics, machine: PrefillMachine) -> None:
+    jobs = machine.jobs
+    metrics.gauge("pages_total", "Pages of the pool", lambda: jobs.pages.total)
+    metrics.gauge("pages_free", "Pages that nobody holds", lambda: jobs.pages.free)
+    metrics.gauge("pages_cached", "Pages that the prefix cache keeps", lambda: len(jobs.index))
+    metrics.gauge(
+        "transfers", "Transfers that hold pages or wait for them", lambda: len(jobs.by_transfer)
+    )
+
+
 async def serve(service: Service[PrefillSettings]) -> None:
     """Run prefill until it has drained."""
     settings = service.settings
@@ -74,7 +86,7 @@ async def serve(service: Service[PrefillSettings]) -> None:
         return PrefillMachine(service.instance, config, index)
 
     host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectPrefill)
-    await host.run(config, make_machine, _register)
+    await host.run(config, make_machine, _observe, {Role.PREFILL: _register})
 
 
 def main() -> int:

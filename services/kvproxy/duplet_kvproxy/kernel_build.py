@@ -1,0 +1,141 @@
+"""Compiles Triton kernels ahead of time and launches them through CUDA's driver.
+
+Triton's own launcher needs torch in the process; kvproxy has none. Triton compiles to a cubin,
+which the driver loads. What a cubin's parameters are is Triton's business, so their number is
+checked against the PTX before the first launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from duplet_core.errors import require
+from duplet_memory.cuda_driver import CudaError, Device, call, driver
+
+WARPS = 8
+THREADS = WARPS * 32
+TILE_BYTES = 16 << 10
+"""Of one tile: four 16-byte words for each of the threads."""
+_HIDDEN_PARAMETERS = 2
+"""Triton appends pointers to global scratch and to profile scratch; ours need neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """What `move_rows` is compiled for."""
+
+    word_bytes: int
+    row_words: int
+    block_rows: int
+
+    @staticmethod
+    def of(row_bytes: int) -> RowShape:
+        """The shape for rows of so many bytes."""
+        word_bytes = next(size for size in (8, 4, 2) if row_bytes % size == 0)
+        block_bytes = 1 << (row_bytes - 1).bit_length()
+        block_rows = max(1, min(128, TILE_BYTES // block_bytes))
+        return RowShape(word_bytes, row_bytes // word_bytes, block_rows)
+
+    @property
+    def block_words(self) -> int:
+        """The power of two at or above `row_words`."""
+        return 1 << (self.row_words - 1).bit_length()
+
+
+def compile_move_rows(shape: RowShape, capability: int) -> Any:
+    """Triton's compiled kernel for GPUs of this compute capability (90, 100, 120).
+
+    Needs no GPU. The result's `asm` holds `ptx` and `cubin`, its `metadata` the shared memory.
+    """
+    import triton  # type: ignore[import-untyped]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+    from triton.compiler import ASTSource  # type: ignore[import-untyped]
+
+    from duplet_kvproxy.kernel_move_rows import WORD_TYPES, move_rows
+
+    word = f"*{WORD_TYPES[shape.word_bytes]}"
+    signature = {"source": word, "dest": word, "source_places": "*i32", "dest_places": "*i32"}
+    signature |= dict.fromkeys(("rows", "slabs", "source_step", "dest_step"), "i32")
+    constants = {
+        "ROW_WORDS": shape.row_words,
+        "BLOCK_ROWS": shape.block_rows,
+        "BLOCK_WORDS": shape.block_words,
+    }
+    signature |= dict.fromkeys(constants, "constexpr")
+    aligned = [["tt.divisibility", 16]]
+    wide = (0, 1, 2, 3) if shape.word_bytes * shape.row_words % 16 == 0 else (2, 3)
+    source = ASTSource(move_rows, signature, constants, {(i,): aligned for i in wide})
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": WARPS})
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRows:
+    """Arguments of one launch: addresses and int32 numbers, as `move_rows` names them."""
+
+    source: int
+    dest: int
+    source_places: int
+    dest_places: int
+    rows: int
+    slabs: int
+    source_step: int
+    dest_step: int
+
+
+class MoveRows:
+    """`move_rows` loaded on one GPU. Owns the module for the process's life: a mover that stops
+    is about to exit, and unloading would wait for everything in the context."""
+
+    def __init__(self, shape: RowShape, device: Device) -> None:
+        """Compile, or take from Triton's cache, and load.
+
+        Raises:
+            CudaError: the driver refuses the cubin, or its parameters are not those we pass.
+        """
+        compiled = compile_move_rows(shape, device.capability)
+        parameters = parameter_count(compiled.asm["ptx"])
+        wanted = len(LaunchedRows.__slots__) + _HIDDEN_PARAMETERS
+        if parameters != wanted:
+            raise CudaError(
+                "move_rows", f"Triton compiled {parameters} parameters, this launcher has {wanted}"
+            )
+        device.use()
+        self._shared = int(compiled.metadata.shared)
+        self._tiles_at_once = device.attribute("MULTIPROCESSOR_COUNT")
+        self._block_rows = shape.block_rows
+        module = call("cuModuleLoadData", compiled.asm["cubin"])
+        self._function = call("cuModuleGetFunction", module, compiled.metadata.name.encode())
+
+    def launch(self, stream: Any, arguments: LaunchedRows) -> None:
+        """Queue on `stream` of this kernel's GPU, whose context is current.
+
+        Raises:
+            CudaError: refused.
+        """
+        a = arguments
+        require(a.rows > 0 and a.slabs > 0, "a launch moves something")
+        tiles = -(-a.rows // self._block_rows) * a.slabs
+        grid = min(tiles, self._tiles_at_once)
+        values = (a.source, a.dest, a.source_places, a.dest_places)
+        numbers = (a.rows, a.slabs, a.source_step, a.dest_step)
+        types = (ctypes.c_void_p,) * 4 + (ctypes.c_int32,) * 4 + (ctypes.c_void_p,) * 2
+        packed = ((*values, *numbers, 0, 0), types)
+        shared = self._shared
+        call("cuLaunchKernel", self._function, grid, 1, 1, THREADS, 1, 1, shared, stream, packed, 0)
+
+
+def parameter_count(ptx: str) -> int:
+    """Parameters of the one kernel in a PTX text."""
+    entry = re.search(r"\.entry\s+\w+\((.*?)\)", ptx, re.DOTALL)
+    require(entry is not None, "PTX without an entry")
+    assert entry is not None
+    return entry.group(1).count(".param")
+
+
+def stream_handle(stream: Any) -> int:
+    """A stream as a number, for libraries that want one."""
+    return int(driver().CUstream(stream))

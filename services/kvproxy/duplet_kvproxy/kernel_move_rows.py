@@ -1,0 +1,48 @@
+"""Kernel: copy scattered rows of all slabs, between any two arrangements.
+
+    for every slab s in [0, slabs), row r in [0, rows):
+        dest[dest_places[r] + s * dest_step] = source[source_places[r] + s * source_step]
+
+Layout: source and dest are words `[…][row_words]`; places and steps count rows of `row_words`
+words. The places of `rows` are disjoint within dest, and dest and source do not overlap, so
+the order of the tiles does not matter. One tile is BLOCK_ROWS rows of one slab; programs walk
+the tiles in strides of the grid, rows first. Run on the source's GPU it pushes, on the
+destination's it pulls; with contiguous places on one side it gathers or scatters.
+"""
+
+from __future__ import annotations
+
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+WORD_TYPES = {8: "i64", 4: "i32", 2: "i16"}
+"""Bytes of a word → its type; the widest that divides a row."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def move_rows(  # type: ignore[no-untyped-def]
+    source,
+    dest,
+    source_places,
+    dest_places,
+    rows,
+    slabs,
+    source_step,
+    dest_step,
+    ROW_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    """source, dest: pointers to words. source_places, dest_places: int32 [rows]. The rest: int32
+    scalars. BLOCK_WORDS: the power of two at or above ROW_WORDS."""
+    row_blocks = tl.cdiv(rows, BLOCK_ROWS)
+    word = tl.arange(0, BLOCK_WORDS)
+    for tile in range(tl.program_id(0), row_blocks * slabs, tl.num_programs(0)):
+        slab = (tile // row_blocks).to(tl.int64)
+        row = (tile % row_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        live = row < rows
+        source_row = tl.load(source_places + row, mask=live, other=0) + slab * source_step
+        dest_row = tl.load(dest_places + row, mask=live, other=0) + slab * dest_step
+        mask = live[:, None] & (word < ROW_WORDS)[None, :]
+        words = tl.load(source + source_row[:, None] * ROW_WORDS + word[None, :], mask=mask)
+        tl.store(dest + dest_row[:, None] * ROW_WORDS + word[None, :], words, mask=mask)

@@ -1,0 +1,59 @@
+"""`push` and `pull`: one kernel reads the source's rows and writes the destination's.
+
+`push` runs on the source's GPU and writes across the link, `pull` on the destination's and
+reads across it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable
+from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
+from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
+from duplet_memory.cuda_driver import Device
+from duplet_memory.plan import RowCopy
+from duplet_memory.row_plan import plan_rows
+
+FIRST_TABLE_ROWS = 4096
+
+
+class DirectMover:
+    """One stream of the GPU that works. Owns it, and one event and table a flight."""
+
+    def __init__(self, name: Literal["push", "pull"], source: Device, dest: Device) -> None:
+        self.name: TransportName = name
+        self._device = source if name == "push" else dest
+        self._queue = GpuQueue(self._device)
+        self._free = [
+            (GpuEvent(self._device), PlaceTable(self._device, FIRST_TABLE_ROWS))
+            for _ in range(MAX_IN_FLIGHT)
+        ]
+        self._kernels: dict[int, MoveRows] = {}
+        """By bytes a row; a unit's pools all have one number."""
+
+    def prepare(self, row_bytes: int) -> MoveRows:
+        """The kernel for rows of so many bytes; compiled at first use."""
+        if row_bytes not in self._kernels:
+            self._kernels[row_bytes] = MoveRows(RowShape.of(row_bytes), self._device)
+        return self._kernels[row_bytes]
+
+    def start(self, copy: RowCopy, source: GpuPool, dest: GpuPool) -> Flight:
+        """As `GpuTransport.start`."""
+        plan = plan_rows(copy)
+        kernel = self.prepare(plan.row_bytes)
+        event, table = slot = self._free.pop()
+        source_places, dest_places = table.upload(self._queue, plan.source_places, plan.dest_places)
+        arguments = LaunchedRows(
+            source.address(self._device) + source.description.offset,
+            dest.address(self._device) + dest.description.offset,
+            source_places,
+            dest_places,
+            plan.rows,
+            plan.slabs,
+            plan.source_step,
+            plan.dest_step,
+        )
+        kernel.launch(self._queue.handle, arguments)
+        self._queue.record(event)
+        return Flight(event, lambda: self._free.append(slot))

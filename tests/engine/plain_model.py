@@ -1,0 +1,92 @@
+"""The model written down once more, straight from its formulas: no pages, no cache, no tiles,
+float64. It shares no code with the engine but the names of the tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duplet_engine.model_config import ModelConfig, TransformerConfig
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turn(x: Tensor, base: float) -> Tensor:
+    """RoPE over `[positions, heads, dim]`: pairs as complex numbers, tables rounded to bf16."""
+    positions, _, dim = x.shape
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), base**-exponents)
+    table = torch.complex(angles.cos().bfloat16().double(), angles.sin().bfloat16().double())
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], dim // 2, 2))
+    return torch.view_as_real(pairs * table[:, None]).flatten(-2)
+
+
+class PlainModel:
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+        self.config = config
+        self.weights = {name: tensor.double() for name, tensor in weights.items()}
+
+    def stack(self, x: Tensor, prefix: str, config: TransformerConfig) -> Tensor:
+        """`[positions, width]` through all blocks and the final norm, causal."""
+        w = self.weights
+        n, dim, kv = x.shape[0], config.head_dim, config.kv_heads
+        hidden_from = torch.ones(n, n, dtype=torch.bool).triu(1)
+        for layer in range(config.layers):
+            p = f"{prefix}.layers.{layer}"
+            h = norm(x, w[f"{p}.attention_norm.weight"], config.norm_eps)
+            q, k, v = (h @ w[f"{p}.attention.wqkv.weight"].T).split(
+                [config.heads * dim, kv * dim, kv * dim], dim=-1
+            )
+            q, k, v = q.view(n, -1, dim), k.view(n, -1, dim), v.view(n, -1, dim)
+            if config.qk_norm:
+                q = norm(q, w[f"{p}.attention.q_norm.weight"], config.norm_eps)
+                k = norm(k, w[f"{p}.attention.k_norm.weight"], config.norm_eps)
+            q, k = turn(q, config.rope_base), turn(k, config.rope_base)
+            heads = []
+            for head in range(config.heads):
+                shared = head // (config.heads // kv)
+                scores = q[:, head] @ k[:, shared].T / dim**0.5
+                weights = scores.masked_fill(hidden_from, -torch.inf).softmax(-1)
+                heads.append(weights @ v[:, shared])
+            x = x + torch.cat(heads, dim=-1) @ w[f"{p}.attention.wo.weight"].T
+            h = norm(x, w[f"{p}.ffn_norm.weight"], config.norm_eps)
+            gate = torch.nn.functional.silu(h @ w[f"{p}.feed_forward.w1.weight"].T)
+            up = h @ w[f"{p}.feed_forward.w3.weight"].T
+            x = x + (gate * up) @ w[f"{p}.feed_forward.w2.weight"].T
+        return norm(x, w[f"{prefix}.norm.weight"], config.norm_eps)
+
+    def hidden(self, rows: Tensor) -> Tensor:
+        """`int64 [n, columns]` -> float64 [n, width]."""
+        c = self.config
+        inputs = []
+        for row in rows.tolist():
+            e = self.weights["text_model.model.embeddings.weight"][row[0]].clone()
+            if c.codebooks and c.semantic_first <= row[0] <= c.semantic_last:
+                table = self.weights["audio_decoder.codebook_embeddings.weight"]
+                for book, code in enumerate(row[1:]):
+                    e += table[book * c.codebook_entries + code]
+                e /= c.columns**0.5
+            inputs.append(e)
+        return self.stack(torch.stack(inputs), "text_model.model", c.backbone)
+
+    def greedy_row(self, rows: Tensor) -> list[int]:
+        """The most probable next row."""
+        c, w = self.config, self.weights
+        hidden = self.hidden(rows)[-1]
+        logits = w["text_model.model.embeddings.weight"] @ hidden
+        allowed = torch.full_like(logits, -torch.inf)
+        allowed[list(c.drawable_ids)] = 0
+        token = int((logits + allowed).argmax())
+        if token == c.stop_id or not c.codebooks:
+            return [token] + [0] * c.codebooks
+        small = c.codebook_transformer
+        assert small is not None
+        codes, inputs = [token - c.semantic_first], [hidden]
+        for book in range(1, c.codebooks):
+            inputs.append(w["audio_decoder.embeddings.weight"][codes[-1]])
+            out = self.stack(torch.stack(inputs), "audio_decoder", small)[-1]
+            logits = w["audio_decoder.output.weight"] @ out
+            codes.append(int(logits[: c.codebook_sizes[book]].argmax()))
+        return [token, *codes]

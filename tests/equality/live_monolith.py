@@ -1,0 +1,26 @@
+"""A monolith of real processes for tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from duplet_unit.events import Event
+from duplet_unit.unit import MONOLITH_STAGES, free_local_address, monolith_services, owned_run_dir
+from duplet_unit.up import in_background, make_supervisor
+from tests.e2e.live_unit import clean_environment, pids_of_run_dir
+
+
+@asynccontextmanager
+async def live_monolith(settings: Mapping[str, str]) -> AsyncIterator[str]:
+    """Start lb and host, wait until they serve, drain them afterwards; lb's address."""
+    events: list[Event] = []
+    with owned_run_dir(None) as run_dir:
+        listen = free_local_address()
+        services = monolith_services(run_dir, listen, clean_environment(settings))
+        supervisor = make_supervisor(services, run_dir, events.append, MONOLITH_STAGES)
+        async with in_background(supervisor) as running:
+            assert await supervisor.wait_ready(), supervisor.failure
+            yield listen
+        assert running.result(), f"the monolith did not end by itself: {events[-1]}"
+        assert pids_of_run_dir(run_dir) == set(), "processes are left behind"
