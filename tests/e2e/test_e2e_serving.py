@@ -236,7 +236,7 @@ async def test_prompts_that_are_too_long(client: AsyncClient, spec: ModelSpec) -
         (SamplingOptions(top_p=float("inf")), "sampling.top_p: inf"),
         (SamplingOptions(top_p=0.0), "sampling.top_p: 0.0"),
         (SamplingOptions(top_k=0), "sampling.top_k: 0"),
-        (SamplingOptions(repetition_window=1001), "sampling.repetition_window: 1001"),
+        (SamplingOptions(repetition_window=129), "sampling.repetition_window: 129"),
         (SamplingOptions(seed=2**63), f"sampling.seed: {2**63}"),
     ],
 )

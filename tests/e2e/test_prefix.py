@@ -141,27 +141,22 @@ async def test_an_edited_transcript_shares_exactly_what_is_equal(
     assert len(set(shared)) > 2, "the edits cut at different pages"
 
 
-async def until_requests(unit: LiveUnit, count: int) -> None:
-    """Wait until lb has so many requests at once, or had and the first of them is over."""
-
-    async def enough() -> bool:
-        return await unit.gauge(Role.LB, "requests") >= count
-
-    await until(enough, f"{count} requests")
-
-
 async def test_others_go_on_when_the_one_that_computes_is_cancelled(
     unit: LiveUnit, client: AsyncClient, spec: ModelSpec
 ) -> None:
     asks = [Ask(seed, voice_rows=1500, max_rows=20) for seed in (302, 306, 310)]
-    first = client.generate(asks[0].prompt(spec), max_rows=20)
-    async with first:
+    others = [Stream(ask) for ask in asks[1:]]
+
+    async def started() -> bool:
+        return all(stream.started is not None for stream in others)
+
+    async with client.generate(asks[0].prompt(spec), max_rows=1000) as first:
         await anext(first)  # It is admitted, and computes what the others need.
-        others = [asyncio.create_task(Stream(ask).read(client, spec)) for ask in asks[1:]]
-        await until_requests(unit, 3)
-    streams = await asyncio.gather(*others)
-    for stream, ask in zip(streams, asks[1:], strict=True):
-        assert_same(await Stream(ask).read(client, spec), stream)
+        reading = [asyncio.create_task(stream.read(client, spec)) for stream in others]
+        await until(started, "the others are admitted")
+    await asyncio.gather(*reading)
+    for stream in others:
+        assert_same(await Stream(stream.ask).read(client, spec), stream)
     await unit.wait_idle()
 
 

@@ -36,10 +36,8 @@ class PlainModel:
         for layer in range(config.layers):
             p = f"{prefix}.layers.{layer}"
             h = norm(x, w[f"{p}.attention_norm.weight"], config.norm_eps)
-            q, k, v = (h @ w[f"{p}.attention.wqkv.weight"].T).split(
-                [config.heads * dim, kv * dim, kv * dim], dim=-1
-            )
-            q, k, v = q.view(n, -1, dim), k.view(n, -1, dim), v.view(n, -1, dim)
+            qkv = (h @ w[f"{p}.attention.wqkv.weight"].T).view(n, -1, dim)
+            q, k, v = qkv[:, : config.heads], qkv[:, -2 * kv : -kv], qkv[:, -kv:]
             if config.qk_norm:
                 q = norm(q, w[f"{p}.attention.q_norm.weight"], config.norm_eps)
                 k = norm(k, w[f"{p}.attention.k_norm.weight"], config.norm_eps)

@@ -84,8 +84,8 @@ def test_arrangement_and_page_size_move_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("arrangement", "threads", "rounds"),
-    [("page-major", 1, 3), ("layer-major", 1, 2), ("page-major", 2, 1)],
+    ("arrangement", "threads", "rounds", "most"),
+    [("page-major", 1, 3, 12), ("layer-major", 1, 2, 12), ("page-major", 2, 1, 5)],
 )
 def test_company_moves_no_bit(
     make_engine: MakeEngine,
@@ -94,13 +94,14 @@ def test_company_moves_no_bit(
     arrangement: str,
     threads: int,
     rounds: int,
+    most: int,
 ) -> None:
     torch.set_num_threads(threads)
     rng = np.random.default_rng(threads)
     engine = make_engine(pool_pages=POOL_PAGES, arrangement=arrangement)
     for _ in range(rounds):
         poison(engine)
-        order = rng.permutation(len(requests))[: int(rng.integers(2, len(requests) + 1))]
+        order = rng.permutation(len(requests))[: int(rng.integers(most // 2, most + 1))]
         some = [requests[i] for i in order]
         pages = scattered_pages(rng, [r.rows for r in some])
         joins = rng.integers(0, STEPS, len(some)).tolist()

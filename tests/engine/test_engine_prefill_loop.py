@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from duplet_core.engine import ChunkDone, SeqFailed, Shutdown, Start, Stop, Stopped, Verify
 from duplet_core.errors import InvariantError
 from duplet_core.ids import TransferId
 from duplet_engine.prefill_loop import run_prefill
+from duplet_engine.sequences import PrefillSequence
 from duplet_engine.tiny import TINY
 from duplet_memory.digest import page_digests
 from tests.engine.company import PLAIN, FakeLink, Request, pack, random_prompt, run_prefill_alone
@@ -94,20 +97,21 @@ def test_stop_after_the_last_chunk_is_not_answered(make_engine: MakeEngine) -> N
     assert [type(m) for m in link.sent] == [ChunkDone]
 
 
-def test_a_drawn_stop_row_is_said(make_engine: MakeEngine) -> None:
-    """Some seed draws stop as the first row; the flag and the row agree for all."""
-    engine, link = make_engine(pool_pages=64), FakeLink()
-    flat = replace(PLAIN, temperature=50.0, top_p=1.0, top_k=0)
-    starts = [
-        replace(Request(request_of(4).prompt, replace(flat, seed=seed)).prefill(seed, [seed % 60]))
-        for seed in range(700)
-    ]
-    link.inbox = [[start] for start in starts]
+def test_a_drawn_stop_row_is_said(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, link = make_engine(), FakeLink()
+    row = torch.tensor([TINY.stop_id] + [0] * TINY.codebooks)
+
+    def draw_stop(sequence: PrefillSequence) -> torch.Tensor:
+        sequence.done_rows = sequence.prompt_rows
+        return row
+
+    monkeypatch.setattr(engine, "prefill_chunk", draw_stop)
+    link.inbox = [[request_of(20).prefill(1, range(2))]]
     run_prefill(engine, link)
-    chunks = [m for m in link.sent if isinstance(m, ChunkDone)]
-    tokens = [int(np.frombuffer(m.first_row or b"", "<i4")[0]) for m in chunks]
-    assert [m.stopped for m in chunks] == [token == TINY.stop_id for token in tokens]
-    assert 0 < sum(m.stopped for m in chunks) < 60
+    (chunk,) = link.sent
+    assert isinstance(chunk, ChunkDone)
+    assert chunk.stopped
+    assert chunk.first_row == pack(row)
 
 
 BAD_STARTS = [
@@ -135,7 +139,7 @@ def test_a_bad_start_ends_its_own_sequence_only(
     run_prefill(engine, link)
     failed, stopped, done = link.sent
     assert isinstance(failed, SeqFailed) and failed.seq == 2
-    assert failed.detail and __import__("re").search(message, failed.detail)
+    assert re.search(message, failed.detail)
     assert stopped == Stopped(2, kv_ok=None)
     assert isinstance(done, ChunkDone) and done.seq == 1 and done.first_row
 

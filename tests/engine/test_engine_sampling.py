@@ -71,7 +71,7 @@ def test_noise_is_the_hash_of_seed_position_column_entry(seed: int) -> None:
 def test_noise_differs_wherever_one_argument_does_and_is_gumbel() -> None:
     seeds, positions = torch.arange(40) // 20, torch.arange(40) % 20
     noise = gumbel_noise(seeds, positions, torch.arange(12), 64)
-    assert noise.flatten().unique().numel() == noise.numel()
+    assert len(set(noise.flatten().tolist())) == noise.numel()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.03)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.06)
 
@@ -141,7 +141,7 @@ def test_a_repeated_token_is_drawn_again() -> None:
     recent[4, -1] = 8
     # A second draw that can be told apart: it sees a flatter head through its own noise.
     redraw[:, 20] = 100.0
-    logits[:, 20] = 29.0
+    logits[:, 20], logits[:, 21] = 29.0, 28.9  # kept at top-p 0.9, dropped at 0.8
     drawn = draw_token(logits, draws, recent, stop, noise, redraw)
     assert drawn.tolist() == [20, 7, stop, 7, 7]
 
@@ -174,7 +174,7 @@ def test_window_zero_switches_the_second_draw_off() -> None:
 def test_bad_sampling_is_named(field: str, value: float) -> None:
     check_sampling(PLAIN)
     with pytest.raises(InvalidInput, match=rf"sampling\.{field} is {value!r}"):
-        check_sampling(replace(PLAIN, **{field: value}))
+        check_sampling(replace(PLAIN, **{field: value}))  # type: ignore[arg-type]
 
 
 def test_entries_are_padded_to_whole_tiles() -> None:

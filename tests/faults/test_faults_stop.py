@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import pytest_asyncio
@@ -54,9 +54,7 @@ def stopped(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # It may have been killed meanwhile, and must not have been replaced under its number:
-        # the supervisor has not reaped it before this loop runs again.
-        if os.path.exists(f"/proc/{pid}"):
+        with suppress(ProcessLookupError):  # It may have left meanwhile.
             os.kill(pid, signal.SIGCONT)
 
 

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from duplet_core.errors import InvariantError
-from duplet_runtime.metrics import MAX_COUNTERS, Metrics
+from duplet_runtime.metrics import MAX_COUNTERS, MAX_HISTOGRAMS, Metrics
 
 
 def free_port() -> int:
@@ -39,9 +39,24 @@ def test_port_zero_serves_nothing() -> None:
     metrics.close()
 
 
+def test_times_land_in_the_bucket_that_holds_them() -> None:
+    metrics = Metrics("prefill")
+    for seconds in (40e-6, 450e-6, 450e-6, 2.0):
+        metrics.observe("admission_seconds", seconds)
+    read = metrics.registry.get_sample_value
+    name = "duplet_prefill_admission_seconds"
+    for bound, count in (("5e-05", 1), ("0.0004", 1), ("0.0005", 3), ("1.0", 3), ("+Inf", 4)):
+        assert read(f"{name}_bucket", {"le": bound}) == count, bound
+    assert read(f"{name}_sum") == pytest.approx(2.00094)
+
+
 def test_names_made_of_data_are_a_bug() -> None:
     metrics = Metrics("lb")
     for number in range(MAX_COUNTERS):
         metrics.count(f"n{number}")
     with pytest.raises(InvariantError):
         metrics.count("one_more")
+    for number in range(MAX_HISTOGRAMS):
+        metrics.observe(f"n{number}_seconds", 0.001)
+    with pytest.raises(InvariantError):
+        metrics.observe("one_more_seconds", 0.001)

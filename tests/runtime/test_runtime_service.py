@@ -7,7 +7,8 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,27 @@ sys.exit(run_service(load_settings_or_exit(Settings), main))
 """
 
 
-def start(run_dir: Path, kind: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def start(run_dir: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
         [sys.executable, "-c", SERVICE, kind],
         env={"DUPLET_RUN_DIR": str(run_dir)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_log(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
+    assert process.stderr is not None
+    while (entry := json.loads(process.stderr.readline()))["event"] != event:
+        pass
+    found: dict[str, Any] = entry
+    return found
 
 
 def lines(stderr: str) -> list[dict[str, Any]]:
@@ -136,14 +150,11 @@ def test_any_exception_is_fatal(
 def test_second_instance_waits_for_the_first(run_dir: Path) -> None:
     with start(run_dir, "well") as first, start(run_dir, "well") as second:
         assert first.stdout is not None and second.stdout is not None
-        assert second.stderr is not None and first.stderr is not None
         starters = {first.stdout: first, second.stdout: second}
         (ready,), _, _ = select.select(list(starters), [], [])
         holder = starters.pop(ready)
         (waiter,) = starters.values()
-        assert waiter.stderr is not None
-        waiting = json.loads(waiter.stderr.readline())
-        assert (waiting["event"], waiting["holder"]) == ("waiting for lock", str(holder.pid))
+        assert wait_for_log(waiter, "waiting for lock")["holder"] == str(holder.pid)
         holder.kill()
         assert waiter.stdout is not None
         assert waiter.stdout.readline() == "up True\n"
@@ -157,12 +168,10 @@ def test_waiting_instance_can_be_stopped(run_dir: Path) -> None:
         assert holder.stdout is not None
         holder.stdout.readline()
         with start(run_dir, "well") as waiter:
-            assert waiter.stderr is not None
-            waiter.stderr.readline()
+            wait_for_log(waiter, "waiting for lock")
             waiter.send_signal(signal.SIGTERM)
             waiter.communicate()
             assert waiter.returncode == 0
-        holder.kill()
 
 
 def test_open_run_dir_is_refused(run_dir: Path) -> None:

@@ -44,7 +44,7 @@ samplings = st.builds(
     temperature=st.floats(0, 5),
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=counts,
-    repetition_window=st.integers(0, 1000),
+    repetition_window=st.integers(0, 128),
 )
 handoffs = st.builds(
     core.Handoff,
@@ -329,7 +329,7 @@ FAULTS = [
     (admit(sampling=sampling(top_p=0)), "admit.sampling.top_p"),
     (admit(sampling=sampling(top_p=1.5)), "admit.sampling.top_p"),
     (admit(sampling=sampling(top_k=0)), "admit.sampling.top_k"),
-    (admit(sampling=sampling(repetition_window=1001)), "admit.sampling.repetition_window"),
+    (admit(sampling=sampling(repetition_window=129)), "admit.sampling.repetition_window"),
     (prefill(prompt=b""), "prefill.prompt"),
     (prefill(prompt=bytes(87)), "prefill.prompt"),
     (prefill(prompt_rows=0), "prefill.prompt_rows"),

@@ -62,7 +62,7 @@ class DecodeConfig:
     slots: int
     longest_sequence: int
     spec: str
-    transfer_deadline_ns: int = 2_000_000_000
+    transfer_deadline_ns: int = 10_000_000_000
     quarantine_percent: int = 25
 
 

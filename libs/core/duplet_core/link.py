@@ -55,11 +55,22 @@ class Link:
         self.current: Current | None = None
         self.pending: int | None = None
         """Dialer: the opened stream whose Hello is not answered yet."""
-        self.watched: InstanceId | None = None
-        """The newest instance whose death the kernel will tell us."""
+        self._watched: OrderedDict[InstanceId, None] = OrderedDict()
+        """Living instances whose death the kernel will tell us, oldest first: two of them, while
+        one is stopped and another has taken its place."""
         self._own = own
         self._newest: OrderedDict[InstanceId, int] = OrderedDict()
         self._dead: OrderedDict[InstanceId, None] = OrderedDict()
+
+    @property
+    def watched(self) -> InstanceId | None:
+        """The newest living instance whose death the kernel will tell us."""
+        return next(reversed(self._watched), None)
+
+    def watch(self, instance: InstanceId) -> None:
+        """The kernel will tell us this instance's death."""
+        self._watched[instance] = None
+        self._watched.move_to_end(instance)
 
     def check_hello(self, stream: int, hello: Hello) -> Refusal | None:
         """Decide on a peer's Hello; None accepts it."""
@@ -74,7 +85,9 @@ class Link:
             return Refusal(Reason.OTHER_INSTANCE, f"hello is for instance {hello.to_instance}")
         if hello.instance in self._dead:
             return Refusal(Reason.PEER_DIED, f"instance {hello.instance} has exited")
-        if self.needs_lifeline and hello.instance != self.watched:
+        # A dialer's Hello was for the newest; an acceptor takes whoever is watched.
+        known = hello.instance == self.watched if self.dials else hello.instance in self._watched
+        if self.needs_lifeline and not known:
             return Refusal(Reason.NO_LIFELINE, f"no lifeline of instance {hello.instance}")
         if self.dials:
             if stream != self.pending or hello.number != stream:
@@ -114,8 +127,7 @@ class Link:
         self._dead[instance] = None
         while len(self._dead) > _REMEMBERED_INSTANCES:
             self._dead.popitem(last=False)
-        if self.watched == instance:
-            self.watched = None
+        self._watched.pop(instance, None)
         if self.current is not None and self.current.instance == instance:
             return self.current.stream
         return None

@@ -131,7 +131,7 @@ class Machine:
         elif isinstance(event, LifelineUp):
             link = self.links[event.peer]
             if not link.is_dead(event.instance):
-                link.watched = event.instance
+                link.watch(event.instance)
                 self._on_watched(event, now)
         elif isinstance(event, InstanceDied):
             self._take_death(event, now)

@@ -68,9 +68,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tenso
     block_out = torch.bmm(
         weights.view(batch, rows, block_rows), values.view(batch, block_rows, dim)
     ).view(n, blocks, kv_heads, rows, dim)
-    share = torch.exp(block_top - block_top.amax(1, keepdim=True))
-    block_sum = block_sum * share
-    block_out = block_out * share
+    if blocks > 1:
+        # The share of a block that is alone is exp(0), exactly one.
+        share = torch.exp(block_top - block_top.amax(1, keepdim=True))
+        block_sum = block_sum * share
+        block_out = block_out * share
     total, out = block_sum[:, 0], block_out[:, 0]
     for block in range(1, blocks):
         total = total + block_sum[:, block]

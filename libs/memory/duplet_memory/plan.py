@@ -169,10 +169,11 @@ def _check_pages(
 ) -> NDArray[np.int64]:
     if len(pages) != wanted:
         raise _refuse(f"{len(pages)} {name} pages for rows that lie in {wanted}")
-    for page in pages:
-        if not 0 <= page < description.pages:
-            raise _refuse(f"{name} page {page} is not in a pool of {description.pages}")
-    return np.asarray(pages, dtype=np.int64)
+    numbers = np.asarray(pages, dtype=np.int64)
+    foreign = numbers[(numbers < 0) | (numbers >= description.pages)]
+    if foreign.size:
+        raise _refuse(f"{name} page {foreign[0]} is not in a pool of {description.pages}")
+    return numbers
 
 
 def _offsets(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from duplet_core.effects import (
     Event,
     Exit,
     Log,
+    Received,
     Send,
     SetHealth,
     ToEngineEffect,
@@ -29,10 +31,10 @@ from duplet_core.effects import (
 from duplet_core.engine import ToEngine
 from duplet_core.errors import Reason, require
 from duplet_core.ids import Role
-from duplet_core.messages import Message
+from duplet_core.messages import Admit, Message, Prefill
 from duplet_runtime.machine import Machine, MachineDriver
 from duplet_runtime.metrics import Metrics
-from duplet_runtime.peers import Acceptor, Dialer
+from duplet_runtime.peers import Acceptor, Dialer, PeerEvent
 from duplet_runtime.service import Service
 from duplet_wire.streams import CODECS
 
@@ -114,11 +116,32 @@ class Executor:
 
     def _accept(self, name: Role, own: Role, peer: Role) -> Acceptor[Any]:
         codec = CODECS[own, peer]
-        acceptor: Acceptor[Any] = Acceptor(
-            name, codec.encode, codec.decode, self.feed, self.service.fail
-        )
+        decode, feed = self._time_admission(codec.decode)
+        acceptor: Acceptor[Any] = Acceptor(name, codec.encode, decode, feed, self.service.fail)
         self._ends[name] = acceptor
         return acceptor
+
+    def _time_admission(
+        self, decode: Callable[[Any], Message]
+    ) -> tuple[Callable[[Any], Message], Callable[[PeerEvent], None]]:
+        """`decode` and `feed` of a stream of lb's, with a clock around both.
+
+        A stream decodes a message and hands it on without giving the loop a turn in between, so
+        one variable holds the time at which the message was taken off its stream.
+        """
+        taken_ns = 0
+
+        def decode_timed(proto: Any) -> Message:
+            nonlocal taken_ns
+            taken_ns = time.monotonic_ns()
+            return decode(proto)
+
+        def feed_timed(event: PeerEvent) -> None:
+            self.feed(event)
+            if isinstance(event, Received) and isinstance(event.message, Admit | Prefill):
+                self.metrics.observe("admission_seconds", (time.monotonic_ns() - taken_ns) / 1e9)
+
+        return decode_timed, feed_timed
 
     async def drain(self, limit_s: float) -> bool:
         """Take nothing new and wait until nothing runs; False when the limit passed first."""

@@ -8,6 +8,7 @@ loggers (asyncio's, grpc's) come out through the same formatter.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Literal
 
@@ -43,6 +44,9 @@ def configure_logs(service: str, instance: str, log_format: LogFormat, level: st
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
+    # gRPC's C core writes to stderr past us, and tells each lost connection there. It reads this
+    # when the first server or channel is made.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

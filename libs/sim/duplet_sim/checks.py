@@ -14,6 +14,8 @@ Each function raises a Violation that names the invariant:
     ended-once       a request ends twice, or gets rows after its end
     bound            decode grants while it drains or over the quarantine bound; a writer with
                      too many withheld ends is green
+    superseded       a stream ends for the Hello of another instance
+    order            prefill takes pages for a request while an earlier one waits for some
     protocol         a correct peer is accused of breaking the protocol
     mismatch         decode's engine finds landed KV that differs from its digests
 """
@@ -127,6 +129,26 @@ def check_grant(decode: Process) -> None:
         raise Violation("bound", "decode grants while it drains")
     if held * 100 > percent * ledger.total:
         raise Violation("bound", f"decode grants with {held} pages quarantined")
+
+
+def check_superseded(process: Process, peer: Role, old: InstanceId) -> None:
+    """When an acceptor ends a stream because of a newer one."""
+    current = process.node.machine.links[peer].current
+    if current is not None and current.instance != old:
+        raise Violation("superseded", f"{current.instance} pushes out {old} at {process.instance}")
+
+
+def check_order(prefill: Process, seq: int) -> None:
+    """When prefill starts a prompt: transfers are numbered in the order of admission."""
+    jobs = prefill.node.machine.jobs
+    started = _number(jobs.by_seq[seq].transfer)
+    for job in jobs.by_transfer.values():
+        if job.state.value == "queued" and _number(job.transfer) < started:
+            raise Violation("order", f"t{started} overtakes {job.transfer}")
+
+
+def _number(transfer: TransferId) -> int:
+    return int(transfer[1:])
 
 
 def check_withheld(writer: Process, copies: dict[tuple[InstanceId, int], Copy]) -> None:

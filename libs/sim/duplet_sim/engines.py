@@ -173,7 +173,7 @@ class DecodeEngine:
                 stream.limit = message.max_rows
                 stream.stop_at = message.sampling.seed
                 if message.max_rows == 1:
-                    stream.closing = True
+                    del self.open[message.seq]
                     ends = ((message.seq, False),)
                     return [StepDone(self.step, (), b"", ends, 0, 0), Stopped(message.seq, None)]
         elif isinstance(message, Stop) and message.seq in self.open:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from duplet_core import effects as fx
+from duplet_core.engine import Start
 from duplet_core.errors import Reason
 from duplet_core.ids import Role
 from duplet_core.messages import AbortAck, Grant, Landed, SourceReleased, TransferFailed
@@ -64,12 +65,16 @@ def _close(world: World, process: Process, effect: Any) -> None:
         raise Violation("protocol", f"{process.instance} says of {effect.peer}: {effect.detail}")
     world.marks.add(f"closed {effect.reason}")
     key = process.streams.get((effect.peer, effect.stream))
+    if effect.reason is Reason.SUPERSEDED and key is not None:
+        checks.check_superseded(process, effect.peer, world.streams[key].dialer)
     if key is not None and not world.streams[key].broken:
         world.sever(key)
 
 
 def _to_engine(world: World, process: Process, effect: Any) -> None:
     assert process.engine is not None
+    if process.role is Role.PREFILL and isinstance(effect.message, Start):
+        checks.check_order(process, effect.message.seq)
     process.engine.inbox.append(effect.message)
     world.work("engine", process.instance)
 

@@ -60,6 +60,8 @@ class Scope:
     output_rows: int = 2
     chunk_rows: int = 1
     killable: tuple[Role, ...] = ROLES
+    severable: tuple[Role, ...] = ROLES
+    """Whose dialed streams break."""
     same_ids: bool = True
     """All requests use one id, each after the end of the one before."""
 
@@ -68,6 +70,9 @@ SCOPES = {
     scope.name: scope
     for scope in (
         Scope("one", requests=1, faults=2, cancels=1),
+        Scope("parts", 1, 1, 0, ("sever",), severable=(Role.PREFILL,)),
+        Scope("handoff", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.PREFILL,)),
+        Scope("grants", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.DECODE,)),
         Scope("two", requests=2, faults=1, cancels=1, chunk_rows=2),
         Scope(
             "three",
@@ -311,7 +316,8 @@ class Explorer:
                 yield ("drain", process.instance)
         if "sever" in kinds:
             for key, stream in world.streams.items():
-                if not stream.broken:
+                dialer = world.processes[stream.dialer].role
+                if not stream.broken and dialer in self.scope.severable:
                     yield ("sever", key)
         for key, copy in world.copies.items():
             if world.processes[copy.writer].runs and not copy.told:

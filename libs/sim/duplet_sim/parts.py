@@ -171,6 +171,7 @@ class Client:
 
     submit: Submit
     content: int
+    lb: InstanceId
     rows: int = 0
     """Output rows that it got."""
 

@@ -108,6 +108,10 @@ class World:
         self.twice_submitted = False
         self.duplicates = False
         """Some message was delivered twice: peers may be accused of it."""
+        self.machines: dict[Role, list[type[Any]]] = {}
+        """Machines of the first instances of a service, where they are not the usual ones."""
+        self.special: list[InstanceId] = []
+        """Instances that run such machines."""
 
     # --- parts ------------------------------------------------------------------
 
@@ -156,13 +160,17 @@ class World:
         self.births[role] += 1
         instance = InstanceId(f"{role}{self.births[role]}")
         machine: Machine
+        special = self.machines.get(role)
+        if special:
+            self.special.append(instance)
         engine: PrefillEngine | DecodeEngine | None = None
         rows: list[content.Rows] = []
         page_rows = 1
         if role is Role.LB:
             machine = FrontMachine(instance, self.config.front)
         elif role is Role.KVPROXY:
-            machine = WriterMachine(instance, self.config.writer)
+            kind = special.pop(0) if special else WriterMachine
+            machine = kind(instance, self.config.writer)
         elif role is Role.PREFILL:
             machine = PrefillMachine(instance, self.config.prefill)
             engine = PrefillEngine(self.config.chunk_rows)
@@ -194,8 +202,8 @@ class World:
         process.engine = None
         for copy_key in [k for k in self.copies if k[0] == instance]:
             del self.copies[copy_key]
-        if process.role is Role.LB:
-            self.clients.clear()
+        for transfer in [t for t, client in self.clients.items() if client.lb == instance]:
+            del self.clients[transfer]
         self.work("death", instance)
         self.forget_dead()
 
@@ -389,7 +397,7 @@ class World:
         assert lb is not None
         self.twice_submitted = submit.transfer in self.clients
         if not self.twice_submitted:
-            self.clients[submit.transfer] = Client(submit, number)
+            self.clients[submit.transfer] = Client(submit, number, lb.instance)
         self.feed(lb.instance, submit)
         self.twice_submitted = False
 

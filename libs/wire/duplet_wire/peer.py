@@ -116,7 +116,7 @@ def decode_sampling(field: str, sampling: pb.Sampling) -> Sampling:
     if sampling.top_p == 0:
         raise checks.refuse(f"{field}.top_p", "0 leaves nothing to draw from")
     checks.positive(f"{field}.top_k", sampling.top_k)
-    checks.within(f"{field}.repetition_window", sampling.repetition_window, 0, 1000)
+    checks.within(f"{field}.repetition_window", sampling.repetition_window, 0, 128)
     return Sampling(
         seed=sampling.seed,
         temperature=sampling.temperature,

@@ -149,13 +149,15 @@ class Speech(speech_pb2_grpc.SpeechServicer):
                 raise _error(call.ended)
             if call.admitted_ns and not call.started:
                 call.started = True
+                waited_s = (call.admitted_ns - received_ns) / 1e9
+                self._executor.metrics.observe("admission_seconds", waited_s)
                 started = speech_pb2.Started(
                     request_id=submit.request_id, seed=submit.sampling.seed
                 )
                 # By itself: with a first message that is stuck, no status could follow it.
                 await context.send_initial_metadata(())
                 await call.write(context, speech_pb2.GenerateResponse(started=started))
-            if (taken := call.take_rows()) is not None:
+            elif (taken := call.take_rows()) is not None:
                 rows = speech_pb2.Rows(first_index=taken[0], rows=taken[1])
                 await call.write(context, speech_pb2.GenerateResponse(rows=rows))
             elif call.ended is not None:

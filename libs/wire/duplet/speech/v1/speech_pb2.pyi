@@ -148,7 +148,7 @@ class Sampling(_message.Message):
     top_k: _builtins.int
     """At least 1. Default 30."""
     repetition_window: _builtins.int
-    """Draw again when the semantic token is among the last so many; 0 to 1000, 0 switches it off.
+    """Draw again when the semantic token is among the last so many; 0 to 128, 0 switches it off.
     Default 10.
     """
     seed: _builtins.int

@@ -1,0 +1,281 @@
+"""One condition of the KV movement bench: `python bench/kv_move_run.py idle|busy|mps`.
+
+Three processes: two owners of pools, each seeing one GPU, and this one, which sees both and
+moves. Every case is checked row for row, then timed in turns with one contiguous copy of the
+same bytes. A time is from the checked request to the event that synchronised. Prints one JSON
+object a line: case, value, unit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from kv_move_unit import OwnerProcess, start_pair
+
+from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, queue_copies, queue_copy
+from duplet_kvproxy.transport import GpuTransport, TransportName
+from duplet_kvproxy.trial import build_transport
+from duplet_memory.cuda_driver import open_devices
+from duplet_memory.plan import RowCopy, check_copy, plan_pages, plan_ranges
+
+ROWS = 2048
+TURNS = 60
+WARM_TURNS = 10
+VARIANTS = 8
+"""Different random pages, in rotation."""
+REQUESTS_PER_S = 20
+REQUEST_ROWS = 1500
+SLOWDOWN_S = 4.0
+
+Move = Callable[[int], Any]
+"""Starts turn n and returns what can be waited for."""
+
+
+def say(case: str, value: float, unit: str, **more: Any) -> None:
+    print(json.dumps({"case": case, "value": round(value, 5), "unit": unit, **more}), flush=True)
+
+
+class Bench:
+    """A pair of owners and this process's queues."""
+
+    def __init__(self, condition: str, arrangement: str, page_rows: int, pages: int) -> None:
+        self.condition = condition
+        self.source, self.dest = start_pair("cumem-fd", arrangement, page_rows, pages)
+        devices = open_devices()
+        self.at, self.to = devices[0], devices[-1]
+        self._queue = GpuQueue(self.at)
+        self._event = GpuEvent(self.at)
+        self.random = np.random.default_rng(11)
+
+    def load(self, on: bool) -> None:
+        """Both engines' own work, where the condition has it."""
+        busy = on and self.condition != "idle"
+        self.source.ask(do="load", kind="matmul" if busy else "")
+        self.dest.ask(do="load", kind="sum" if busy else "")
+
+    def pages(self, owner: OwnerProcess, rows: int) -> list[int]:
+        d = owner.description
+        count = -(-rows // d.page_rows)
+        return self.random.permutation(d.pages)[:count].tolist()  # type: ignore[no-any-return]
+
+    def mover(self, transport: GpuTransport, rows: int, lists: Any = None) -> Move:
+        """Move random pages, or those of `lists`, by a transport, planning included."""
+        a, b = self.source, self.dest
+        variants = lists or [(self.pages(a, rows), self.pages(b, rows)) for _ in range(VARIANTS)]
+
+        def start(turn: int) -> Any:
+            from_pages, to_pages = variants[turn % len(variants)]
+            copy = check_copy(a.description, from_pages, b.description, to_pages, 0, rows)
+            return transport.start(copy, a.pool, b.pool)  # type: ignore[arg-type]
+
+        return start
+
+    def raw(self, plan: Callable[[RowCopy], Any], rows: int, batched: bool) -> Move:
+        """The same bytes by the driver alone: one batch of ranges, or a copy a range."""
+        a, b = self.source, self.dest
+        pages = self.pages(a, rows), self.pages(b, rows)
+        copy = check_copy(a.description, pages[0], b.description, pages[1], 0, rows)
+        ranges = plan(copy).ranges
+        assert a.pool is not None
+        assert b.pool is not None
+        from_address, to_address = a.pool.address(self.at), b.pool.address(self.at)
+
+        def start(turn: int) -> Flight:
+            if batched:
+                queue_copies(self._queue, ranges, from_address, to_address)
+            else:
+                for source, dest, size in ranges.tolist():
+                    queue_copy(self._queue, to_address + dest, from_address + source, size)
+            return self._landed()
+
+        return start
+
+    def contiguous(self, rows: int) -> Move:
+        """One copy of as many bytes, page-aligned at random places."""
+        a, b = self.source.description, self.dest.description
+        size = rows * a.slabs * a.row_bytes
+        assert self.source.pool is not None
+        assert self.dest.pool is not None
+        source = self.source.pool.address(self.at) + a.offset
+        dest = self.dest.pool.address(self.at) + b.offset
+        room = a.pages * a.page_bytes - size
+        places = (self.random.integers(0, room, (VARIANTS, 2)) // 4096 * 4096).tolist()
+
+        def start(turn: int) -> Flight:
+            from_place, to_place = places[turn % VARIANTS]
+            queue_copy(self._queue, dest + to_place, source + from_place, size)
+            return self._landed()
+
+        return start
+
+    def _landed(self) -> Flight:
+        self._queue.record(self._event)
+        return Flight(self._event, lambda: None)
+
+    def check(self, name: str, transport: GpuTransport, rows: int, first: int = 0) -> None:
+        """Move once from and to random pages, and compare every row of the pool."""
+        a, b = self.source, self.dest
+        b.ask(do="fill", poison=True)
+        from_pages, to_pages = self.pages(a, first + rows), self.pages(b, first + rows)
+        copy = check_copy(a.description, from_pages, b.description, to_pages, first, rows)
+        transport.start(copy, a.pool, b.pool).wait()  # type: ignore[arg-type]
+        wrong = b.ask(do="check", pages=to_pages, source_pages=from_pages, first=first, count=rows)
+        if wrong:
+            raise SystemExit(f"{name}: {wrong} rows are wrong")
+
+    def close(self) -> None:
+        self.source.close()
+        self.dest.close()
+
+
+def time_in_turns(moves: dict[str, Move], turns: int = TURNS) -> dict[str, list[float]]:
+    """Milliseconds of every case, one of each a turn, so that all meet the same conditions."""
+    times: dict[str, list[float]] = {name: [] for name in moves}
+    for turn in range(WARM_TURNS + turns):
+        for name, move in moves.items():
+            start_ns = time.monotonic_ns()
+            move(turn).wait()
+            if turn >= WARM_TURNS:
+                times[name].append((time.monotonic_ns() - start_ns) / 1e6)
+    return times
+
+
+def tell_times(label: str, condition: str, times: dict[str, list[float]]) -> dict[str, float]:
+    """Say p50 and p95 of each case and its ratio to the contiguous copy; the ratios."""
+    floor = statistics.median(times["contiguous"])
+    ratios = {}
+    for name, values in times.items():
+        p50 = statistics.median(values)
+        ratios[name] = p50 / floor
+        p95 = round(float(np.percentile(values, 95)), 4)
+        say(f"{label}.{name}.{condition}", p50, "ms", p95=p95, ratio=round(p50 / floor, 3))
+    return ratios
+
+
+def run_page_major(condition: str) -> None:
+    """Whole pages of 16 rows, digests, churn, small copies, and decode's step beside them."""
+    bench = Bench(condition, "page-major", 16, 1024)
+    names: tuple[TransportName, ...] = ("pages", "push", "pull", "staged")
+    movers = {n: build_transport(n, bench.at, bench.to) for n in names}
+    for name in names:
+        bench.check(name, movers[name], ROWS)
+        if name != "pages":
+            bench.check(name, movers[name], 1501, 5)
+    bench.load(True)
+    moves: dict[str, Move] = {"contiguous": bench.contiguous(ROWS)}
+    moves |= {name: bench.mover(movers[name], ROWS) for name in names}
+    moves["single-copies"] = bench.raw(plan_pages, ROWS, batched=False)
+    fresh, churned = churn(1024, ROWS // 16)
+    moves["fresh"] = bench.mover(movers["pages"], ROWS, fresh)
+    moves["churned"] = bench.mover(movers["pages"], ROWS, churned)
+    times = time_in_turns(moves)
+    ratios = tell_times("page-major-2048", condition, times)
+    tell_digests(bench, condition, times, ratios)
+    small: dict[str, Move] = {"contiguous": bench.contiguous(128)}
+    small |= {name: bench.mover(movers[name], 128) for name in names}
+    tell_times("page-major-128", condition, time_in_turns(small))
+    tell_slowdown(bench, condition, movers["pages"])
+    bench.close()
+
+
+def tell_digests(
+    bench: Bench, condition: str, times: dict[str, list[float]], ratios: dict[str, float]
+) -> None:
+    """Digests in both owners, and what they add to a move of whole pages."""
+    pages, to_pages = bench.pages(bench.source, ROWS), bench.pages(bench.dest, ROWS)
+    copy = check_copy(bench.source.description, pages, bench.dest.description, to_pages, 0, ROWS)
+    mover = build_transport("pages", bench.at, bench.to)
+    assert bench.source.pool is not None
+    assert bench.dest.pool is not None
+    mover.start(copy, bench.source.pool, bench.dest.pool).wait()
+    taken = bench.source.ask(do="digest", pages=pages, rows=ROWS, repeats=40)
+    verified = bench.dest.ask(do="digest", pages=to_pages, rows=ROWS, repeats=40)
+    if taken["digests"] != verified["digests"] or len(set(taken["digests"])) != len(pages):
+        raise SystemExit("digests: taken and verified differ")
+    floor = statistics.median(times["contiguous"])
+    added = taken["time_ms"] + verified["time_ms"]
+    say(f"digest.taken.{condition}", taken["time_ms"], "ms")
+    say(f"digest.verified.{condition}", verified["time_ms"], "ms")
+    say(f"digest.in-all-ratio.{condition}", ratios["pages"] + added / floor, "ratio")
+
+
+def tell_slowdown(bench: Bench, condition: str, pages: GpuTransport) -> None:
+    """Decode's step with 20 requests/s of 1,500 rows arriving, against none, in turns."""
+    if condition == "idle":
+        return
+    move = bench.mover(pages, REQUEST_ROWS)
+    steps: dict[bool, list[float]] = {False: [], True: []}
+    for arriving in (False, True) * 2:
+        bench.dest.ask(do="steps")
+        until = time.monotonic() + SLOWDOWN_S
+        turn = 0
+        while time.monotonic() < until:
+            if arriving:
+                move(turn).wait()
+                turn += 1
+            time.sleep(1 / REQUESTS_PER_S)
+        steps[arriving] += bench.dest.ask(do="steps")
+    ratio = statistics.mean(steps[True]) / statistics.mean(steps[False])
+    p50 = [round(statistics.median(steps[k]), 4) for k in (False, True)]
+    say(f"decode-step.with-over-without.{condition}", ratio, "ratio", p50_ms=p50)
+
+
+def churn(pages: int, count: int) -> tuple[Any, Any]:
+    """Page lists of fresh pools and of pools after a day of 20 requests/s: each takes `count`
+    pages from the end of a free list and gives them back when another, at random, ends."""
+    chance = random.Random(3)
+    fresh = list(range(count)), list(range(count))
+    lists = []
+    for _ in range(2):
+        free: list[int] = list(range(pages))
+        held: list[list[int]] = []
+        for _ in range(86_400 * REQUESTS_PER_S):
+            if len(free) < count + 32:
+                free.extend(held.pop(chance.randrange(len(held))))
+            size = chance.randrange(32, count)
+            held.append(free[-size:])
+            del free[-size:]
+        while len(free) < count:
+            free.extend(held.pop())
+        lists.append(free)
+    chance.shuffle(lists[0])
+    return [fresh], [(lists[0][:count], lists[1][:count])]
+
+
+def run_layer_major(condition: str) -> None:
+    """Rows at random places of every layer: 147,456 fragments of 2 KiB."""
+    bench = Bench(condition, "layer-major", 1, 16384)
+    names: tuple[TransportName, ...] = ("push", "pull", "staged")
+    movers = {n: build_transport(n, bench.at, bench.to) for n in names}
+    for name in names:
+        bench.check(name, movers[name], ROWS)
+        bench.check(name, movers[name], 1501)
+    bench.load(True)
+    moves: dict[str, Move] = {"contiguous": bench.contiguous(ROWS)}
+    moves |= {name: bench.mover(movers[name], ROWS) for name in names}
+    tell_times("layer-major-2048", condition, time_in_turns(moves))
+    if condition == "idle":
+        batch = bench.raw(plan_ranges, ROWS, batched=True)
+        start_ns = time.monotonic_ns()
+        batch(0).wait()
+        elapsed_ms = (time.monotonic_ns() - start_ns) / 1e6
+        say("layer-major-2048.batch-of-fragments.idle", elapsed_ms, "ms")
+    bench.close()
+
+
+def main() -> int:
+    condition = sys.argv[1]
+    run_page_major(condition)
+    run_layer_major(condition)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Child processes that benchmarks talk to by lines, and what the kernel says about a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.results import ROOT
+
+LINE_BYTES = 1 << 24
+LIMIT_S = 120.0
+"""For any one answer; far beyond what one takes."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Child:
+    """A Python module that runs as a process of its own. Owned by `running`."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+
+    def tell(self, line: str) -> None:
+        """Write one line to its stdin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+
+    async def read(self) -> str:
+        """The next line of its stdout.
+
+        Raises:
+            RuntimeError: it has exited; its own words are on stderr.
+            TimeoutError: no line came.
+        """
+        assert self._process.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} exited with {await self._process.wait()}")
+        return line.decode().rstrip("\n")
+
+
+@asynccontextmanager
+async def running(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Child]:
+    """`python -m MODULE ARGUMENTS` while the context lasts; then its stdin ends and it is killed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *arguments),
+        cwd=ROOT,
+        env=None if environment is None else dict(environment),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
+    )
+    try:
+        yield Child(module, process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process: the most that was resident so far, in 10^6 bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise RuntimeError(f"the kernel says nothing about the memory of process {pid}")
+
+
+def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Ours without anybody's Duplet settings, and `extra`."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")} | dict(extra)

@@ -1,0 +1,90 @@
+"""What one seed draws: how large the world is, how slow its parts are, which faults happen.
+
+Each kind of fault is off, on or extreme in a run, drawn on its own, so some runs have one
+kind alone and some have all at once. Times are ticks; a message takes a few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from duplet_core.decode_state import DecodeConfig
+from duplet_core.front_state import FrontConfig
+from duplet_core.prefill_state import PrefillConfig
+from duplet_core.writer_state import WriterConfig
+from duplet_sim.world import WorldConfig
+
+TIMED = (
+    "sever", "partition", "stop", "kill", "zombie", "jump", "storm", "drain", "orphan", "twice",
+)  # fmt: skip
+"""Faults that happen at moments; the number of moments is drawn."""
+
+CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row")
+"""Faults that happen to a copy, a message or a request, each with a drawn chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """The plan of one run."""
+
+    config: WorldConfig
+    length: int
+    """Ticks of the phase with faults."""
+    requests: int
+    longest_prompt: int
+    longest_output: int
+    timed: dict[str, int]
+    chances: dict[str, float]
+    message_ticks: int
+    engine_ticks: int
+    copy_ticks: int
+    notice_ticks: int
+    """Until a side notices a broken stream, or the kernel tells a death."""
+    restart_ticks: int
+    deadline: int
+    """Of requests."""
+
+
+def draw(seed: int) -> Swarm:
+    rng = Random(f"swarm {seed}")
+    length = rng.choice((400, 800, 1600))
+    page_rows = rng.choice((1, 2, 4))
+    pages = rng.choice((4, 6, 8, 12))
+    off = rng.choice((0.3, 0.6, 0.85))
+    timed = {kind: 0 if rng.random() < off else rng.choice((1, 1, 2, 6)) for kind in TIMED}
+    chances = {
+        kind: 0.0 if rng.random() < off else rng.choice((0.05, 0.05, 0.3)) for kind in CHANCES
+    }
+    copy_ticks = rng.choice((2, 5, 40, 150))
+    config = WorldConfig(
+        DecodeConfig(
+            pages,
+            page_rows,
+            slots=rng.choice((1, 2, 4, 8)),
+            longest_sequence=page_rows * pages,
+            spec="spec",
+            transfer_deadline_ns=rng.choice((60, 300)),
+            quarantine_percent=rng.choice((25, 25, 50, 75)),
+        ),
+        PrefillConfig(rng.choice((2, 3, 6, 12)), page_rows, "spec", rng.choice((1, 4, 64))),
+        WriterConfig(3, rng.choice((50, 200)), 700, 20),
+        FrontConfig(rng.choice((1, 4, 64)), rng.choice((20, 200))),
+        chunk_rows=rng.choice((1, page_rows, page_rows * 2)),
+        depth=rng.choice((1, 2)),
+    )
+    return Swarm(
+        config,
+        length,
+        requests=rng.choice((2, 4, 6, 8)),
+        longest_prompt=page_rows * rng.choice((1, 2)),
+        longest_output=rng.choice((2, 4, 6)),
+        timed=timed,
+        chances=chances,
+        message_ticks=rng.choice((2, 6, 40)),
+        engine_ticks=rng.choice((3, 10, 40)),
+        copy_ticks=copy_ticks,
+        notice_ticks=rng.choice((5, 50, 200)),
+        restart_ticks=rng.choice((10, 100)),
+        deadline=rng.choice((400, 2000)),
+    )
