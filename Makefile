@@ -2,14 +2,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format protos clean
+.PHONY: help venv demo test lint format protos bench-admission bench-stream clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 PROJECTS := pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
 
 help:  ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 venv: $(STAMP)  ## .venv with everything installed
 
@@ -37,11 +37,17 @@ test: $(STAMP)  ## all tests
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy libs services tests
+	$(BIN)/mypy libs services tests bench
 
 format: $(STAMP)  ## lay the code out
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+bench-admission: $(STAMP)  ## what it costs to take a prompt
+	@$(BIN)/python -m bench.admission
+
+bench-stream: $(STAMP)  ## rows/s that one lb carries
+	@$(BIN)/python -m bench.stream
 
 protos: $(STAMP)  ## stubs from protos/
 	$(BIN)/python libs/wire/generate.py

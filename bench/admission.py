@@ -1,9 +1,9 @@
 """What it costs to take a prompt: `python -m bench.admission`.
 
-Two parts. *Forms*: a prompt of 1,500 × 11 as packed bytes, JSON text and nested repeated fields,
-from the request's bytes to a checked packed prompt, in a gRPC server with lb's options. *Unit*: a
-real unit on the CPU, the same prompt size: time in lb, prefill and decode, idle and while forward
-passes run.
+Two parts. *Forms*: a prompt of 1,500 rows of 11 as packed bytes, JSON text and nested repeated
+fields, from the request's bytes to a checked packed prompt, in a gRPC server with lb's options.
+*Unit*: a real unit on the CPU, the same prompt size: time in lb, prefill and decode, idle and
+while forward passes run.
 
 Time *in lb* counts from the bytes in Python's hands; *since sending* adds the way there and
 the wait for whoever is served before, which is what many clients at once feel.
@@ -103,7 +103,7 @@ def report_forms(report: Report, times: Times, at_once: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a few requests: does it run at all?")
     parser.add_argument("--out", type=Path, default=MEASUREMENTS, help="folder of the results")
     options = parser.parse_args()

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import grpc.aio
 
@@ -25,7 +26,7 @@ async def send_all(
     channel: grpc.aio.Channel, form: str, data: bytes, count: int, at_once: int
 ) -> list[tuple[int, int]]:
     """Send `count` requests, `at_once` at a time, each as soon as one was answered."""
-    method = channel.unary_unary(f"/{SERVICE}/{form}")
+    method: Any = channel.unary_unary(f"/{SERVICE}/{form}")
     left = iter(range(count))
     times: list[tuple[int, int]] = []
 

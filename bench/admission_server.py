@@ -41,7 +41,9 @@ async def serve(address: str) -> None:
     health = Health([])
     failed = asyncio.get_running_loop().create_future()
     server = create_server(public_server_options(), health, failed.set_exception)
-    handlers = {form: grpc.unary_unary_rpc_method_handler(_make_handler(form)) for form in FORMS}
+    handlers: dict[str, Any] = {
+        form: grpc.unary_unary_rpc_method_handler(_make_handler(form)) for form in FORMS
+    }
     generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
     server.add_generic_rpc_handlers((generic,))
     async with running_server(server, [address], health, [], grace_s=1.0):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,7 +22,7 @@ from bench.results import QUANTILES, Report, quantile
 from duplet_client import AsyncClient, Finished, SamplingOptions, rows_from_text
 from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
-from duplet_unit.events import Event, EventKind
+from duplet_unit.events import Event
 from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor
 
@@ -154,9 +153,7 @@ async def under_load(unit: Unit) -> AsyncIterator[None]:
                 task.cancel()
 
 
-async def _measure_phase(
-    report: Report, unit: Unit, probes: int, at_once: int, state: str
-) -> None:
+async def _measure_phase(report: Report, unit: Unit, probes: int, at_once: int, state: str) -> None:
     before = {role: await unit.buckets(role) for role in ENGINES}
     finished = await _send_probes(unit, probes, at_once)
     after = {role: await unit.buckets(role) for role in ENGINES}

@@ -50,7 +50,7 @@ class Child:
 async def running(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Child]:
-    """`python -m MODULE ARGUMENTS` while the context lasts; then its stdin ends and it is killed."""
+    """`python -m MODULE ARGUMENTS` while the context lasts; it is killed after it."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
         cwd=ROOT,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from duplet_core.ids import Role
-from duplet_runtime.settings import CONFIG_VARIABLE, ServiceSettings
+from duplet_runtime.settings import CONFIG_VARIABLE, SERVICE_NAMES, ServiceSettings
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -167,9 +166,9 @@ def test_links_in_the_documents_lead_somewhere() -> None:
 def test_settings_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text()
     known = {f"DUPLET_{field.upper()}" for field in ServiceSettings.model_fields}
-    for role in Role:
+    for role in SERVICE_NAMES:
         module = importlib.import_module(f"duplet_{role}.__main__")
-        kinds = [v for v in vars(module).values() if getattr(v, "role", None) is role]
+        kinds = [v for v in vars(module).values() if getattr(v, "role", None) == role]
         assert kinds, f"{role} has no settings"
         known |= {f"DUPLET_{role}_{f}".upper() for kind in kinds for f in kind.model_fields}
     named = set(re.findall(r"`(DUPLET_[A-Z_]+)`", text)) - {CONFIG_VARIABLE}

@@ -35,6 +35,7 @@ LIMIT_S = 40.0
 
 QUICK = Limits(first_delay_s=0.05, longest_delay_s=0.2, poll_s=0.1, stopped_s=60.0)
 SERVICES = (Role.LB, Role.PREFILL, Role.DECODE, Role.KVPROXY)
+OWN_FAULTS = ("handler failed", "invariant broken", "event loop")
 
 T = TypeVar("T")
 
@@ -117,6 +118,15 @@ class LiveUnit:
         blamed = [str(event.service) for event in self.told("gave_up")]
         logs = "".join(self.supervisor.log_path(name).read_text()[-3000:] for name in blamed)
         return f"{self.supervisor.failure}\n{logs}"
+
+    def complaints(self) -> list[str]:
+        """Log lines that no fault from outside excuses: our own code went wrong."""
+        return [
+            line
+            for role in SERVICES
+            for line in self.log(role).splitlines()
+            if any(f'"event": "{event}"' in line for event in OWN_FAULTS)
+        ]
 
     def told(self, kind: EventKind, service: str | None = None) -> list[Event]:
         """The supervisor's events of a kind so far."""
@@ -252,6 +262,7 @@ async def live_unit(
             assert await unit.supervisor.wait_ready(), unit.describe_failure()
             await unit.wait_serving()
             yield unit
+            assert unit.complaints() == []
         finally:
             unit.supervisor.drain()
             clean = await running

@@ -89,6 +89,7 @@ def processes_of(unit: LiveUnit, role: Role) -> set[int]:
 
 async def assert_unharmed(unit: LiveUnit, load: Load, reference: list[Stream]) -> None:
     """All rows right, all pages back, nothing mismatched, nothing missing or left over."""
+    assert unit.complaints() == []
     for done, expected in zip(load.done, reference, strict=True):
         for stream in done:
             assert_prefix(stream, expected)

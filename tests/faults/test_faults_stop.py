@@ -60,6 +60,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 async def assert_unharmed(unit: LiveUnit, load: Load, reference: list[Stream]) -> None:
     """All rows right, all pages back, nothing mismatched."""
+    assert unit.complaints() == []
     for done, expected in zip(load.done, reference, strict=True):
         for stream in done:
             assert_prefix(stream, expected)

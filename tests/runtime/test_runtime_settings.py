@@ -10,6 +10,7 @@ import pytest
 
 from duplet_core.ids import Role
 from duplet_runtime.settings import (
+    MONOLITH,
     ServiceSettings,
     SettingsError,
     load_settings,
@@ -74,6 +75,19 @@ def test_other_roles_variables_are_theirs_to_judge(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DUPLET_LB_LISTENN", "x")
     load_settings(DecodeLike)
     assert "DUPLET_LB_LISTENN" in problem(LbLike)
+
+
+def test_the_monoliths_variables_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MonolithLike(ServiceSettings):
+        role: ClassVar[str] = MONOLITH
+        slots: int = 1
+
+    monkeypatch.setenv("DUPLET_MONOLITH_SLOTS", "3")
+    monkeypatch.setenv("DUPLET_LB_LISTENN", "x")
+    assert load_settings(MonolithLike).slots == 3
+    load_settings(DecodeLike)
+    monkeypatch.setenv("DUPLET_MONOLITH_SLOTSS", "3")
+    assert "did you mean DUPLET_MONOLITH_SLOTS?" in problem(MonolithLike)
 
 
 def test_own_field_needs_the_role(monkeypatch: pytest.MonkeyPatch) -> None:

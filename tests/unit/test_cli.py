@@ -58,6 +58,8 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     refusal: DupletError | None = None
     knows_model: bool = True
+    instances: dict[str, str] = field(default_factory=lambda: {"lb": "ab"})
+    """By service; the byte that its instance is made of."""
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -77,7 +79,10 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
     def GetUnit(self, request: pb.GetUnitRequest, context: Any) -> pb.GetUnitResponse:
         return pb.GetUnitResponse(
             model_spec=SPEC.to_json() if self.knows_model else "",
-            services=[pb.ServiceInfo(name="lb", instance="ab" * 16, connected=True)],
+            services=[
+                pb.ServiceInfo(name=name, instance=byte * 16, connected=bool(byte))
+                for name, byte in self.instances.items()
+            ],
             conditions=[pb.Condition(name="decode", ok=self.knows_model, detail="no [stream] yet")],
             live_streams=3,
             totals=pb.Totals(kv_checks=41, requests={"STOP": 7}, pages={"free": 100}),
@@ -213,6 +218,16 @@ def test_unit_shows_its_counters(lb: Lb) -> None:
     for part in ("ab" * 16, "tiny (f00d)", "41, 0", "STOP 7", "free 100"):
         assert part in done.stdout
     assert json.loads(lb.duplet("unit", "--json").stdout)["kv_checks"] == 41
+
+
+def test_services_of_one_process_are_shown_as_one(lb: Lb) -> None:
+    lb.speech.instances = {"lb": "ab", "prefill": "cd", "decode": "cd"}
+    lines = [line.split() for line in lb.duplet("unit").stdout.splitlines()]
+    (shown,) = (i for i, words in enumerate(lines) if "cd" * 16 in words)
+    assert (lines[shown][0], lines[shown + 1][0]) == ("prefill", "decode")
+    lb.speech.instances = {"lb": "ab", "prefill": "", "decode": ""}
+    lines = lb.duplet("unit").stdout.splitlines()
+    assert {"prefill", "decode"} <= {line.split()[0] for line in lines if line.strip()}
 
 
 def test_a_unit_without_a_model_takes_no_text(lb: Lb) -> None:

@@ -15,11 +15,13 @@ from duplet_runtime.settings import SettingsError
 from duplet_unit.events import Event, describe_exit
 from duplet_unit.report import ConsoleReport, JsonReport, follow_logs
 from duplet_unit.unit import (
+    MONOLITH_STAGES,
     STAGES,
     UnitError,
     check_address_is_free,
     dial_address,
     is_local,
+    monolith_services,
     owned_run_dir,
     unit_services,
 )
@@ -87,6 +89,17 @@ def test_every_service_has_a_stage_and_only_the_writer_must_not_be_stopped() -> 
     staged = [role for stage in STAGES for role in stage]
     assert sorted(staged) == sorted(service.name for service in services)
     assert [s.name for s in services if s.kill_when_stopped] == ["kvproxy"]
+    assert all(s.environment["DUPLET_RUN_DIR"] == "/run/unit" for s in services)
+
+
+def test_a_monolith_is_lb_and_one_host() -> None:
+    services = monolith_services(Path("/run/unit"), "127.0.0.1:1", {"PATH": "/bin"})
+    staged = [name for stage in MONOLITH_STAGES for name in stage]
+    assert sorted(staged) == sorted(service.name for service in services) == ["lb", "monolith"]
+    assert {s.name: s.address for s in services} == {
+        "lb": "127.0.0.1:1",
+        "monolith": "unix:/run/unit/decode.sock",
+    }
     assert all(s.environment["DUPLET_RUN_DIR"] == "/run/unit" for s in services)
 
 

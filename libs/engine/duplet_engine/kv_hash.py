@@ -34,10 +34,10 @@ KV_HASH = "duplet-mix128-v1"
 """Name of this digest in a model's spec."""
 
 UNIT_BYTES = 8
-SPLITS = 24
+SPLITS = 12
 """Programs a page: a prompt of 100 pages fills a large GPU several times over."""
-_TILE_UNITS = 2048
-_WARPS = 8
+_TILE_UNITS = 1024
+_WARPS = 4
 
 
 @triton.jit
@@ -89,12 +89,12 @@ def sum_pages(  # type: ignore[no-untyped-def]
         p = ((slab * rows + row) * ROW_UNITS)[:, None] + unit[None, :]
         k = _mix(p.to(tl.uint32))
         q = (k ^ (k >> 15)) * 0x2C1B3C6D
-        a1 = (w0 + k + 0x9E3779B9).to(tl.uint64)
+        a1 = tl.where(mask, w0 + k + 0x9E3779B9, 0).to(tl.uint64)
         a2 = (w1 + q + 0x85EBCA6B).to(tl.uint64)
-        b1 = (w0 + q + 0xC2B2AE35).to(tl.uint64)
+        b1 = tl.where(mask, w0 + q + 0xC2B2AE35, 0).to(tl.uint64)
         b2 = (w1 + k + 0x27D4EB2F).to(tl.uint64)
-        a += tl.where(mask, a1 * a2, 0)
-        b += tl.where(mask, b1 * b2, 0)
+        a += a1 * a2
+        b += b1 * b2
     place = sums + (index * tl.num_programs(1) + split) * 2
     tl.store(place, tl.sum(tl.sum(a, axis=1), axis=0))
     tl.store(place + 1, tl.sum(tl.sum(b, axis=1), axis=0))

@@ -8,6 +8,7 @@ page-major pools, one slab's rows otherwise.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,9 @@ def check_copy(
     wanted = -(-(first + count) // source.page_rows)
     from_pages = _check_pages("source", source_pages, source, wanted)
     to_pages = _check_pages("destination", dest_pages, dest, wanted)
-    if len(set(dest_pages)) != wanted:
+    named = np.zeros(dest.pages, dtype=np.bool_)
+    named[to_pages] = True
+    if np.count_nonzero(named) != wanted:
         raise _refuse(f"a destination page stands twice in {list(dest_pages)}")
     if source.pool_id == dest.pool_id and set(source_pages) & set(dest_pages):
         raise _refuse("a page of one pool is source and destination")
@@ -142,11 +145,15 @@ def plan_pages(copy: RowCopy) -> CopyPlan:
     for name, pool in (("source", source), ("destination", dest)):
         if pool.arrangement != "page-major":
             raise _refuse(f"whole pages of a {pool.arrangement} {name}")
-    sizes = np.full(len(copy.source_pages), source.page_bytes, dtype=np.int64)
-    from_offsets = source.offset + copy.source_pages * source.page_bytes
-    to_offsets = dest.offset + copy.dest_pages * dest.page_bytes
-    merged = _merge(np.stack([from_offsets, to_offsets, sizes], axis=-1))
-    return CopyPlan(merged, source.total_bytes, dest.total_bytes)
+    # Not merged: this is on the way of every copy, and neighbours are rare in a used pool.
+    columns = np.empty((3, len(copy.source_pages)), dtype=np.int64)
+    np.multiply(copy.source_pages, source.page_bytes, out=columns[0])
+    np.multiply(copy.dest_pages, dest.page_bytes, out=columns[1])
+    columns[0] += source.offset
+    columns[1] += dest.offset
+    columns[2] = source.page_bytes
+    columns.flags.writeable = False
+    return CopyPlan(columns.T, source.total_bytes, dest.total_bytes)
 
 
 def execute(plan: CopyPlan, source: NDArray[np.uint8], dest: NDArray[np.uint8]) -> None:
@@ -169,9 +176,10 @@ def _check_pages(
 ) -> NDArray[np.int64]:
     if len(pages) != wanted:
         raise _refuse(f"{len(pages)} {name} pages for rows that lie in {wanted}")
-    numbers = np.asarray(pages, dtype=np.int64)
-    foreign = numbers[(numbers < 0) | (numbers >= description.pages)]
-    if foreign.size:
+    # Half the time of np.asarray, and this is on the way of every copy.
+    numbers = np.frombuffer(struct.pack(f"={wanted}q", *pages), dtype=np.int64)
+    if numbers.min() < 0 or numbers.max() >= description.pages:
+        foreign = numbers[(numbers < 0) | (numbers >= description.pages)]
         raise _refuse(f"{name} page {foreign[0]} is not in a pool of {description.pages}")
     return numbers
 

@@ -47,10 +47,10 @@ def plan_rows(copy: RowCopy) -> RowPlan:
     Raises:
         InvalidInput: a pool has more rows than a place can say.
     """
-    row = np.arange(copy.first_row, copy.first_row + copy.count)
+    rows = slice(copy.first_row, copy.first_row + copy.count)
     return RowPlan(
-        _places(copy.source, copy.source_pages, row),
-        _places(copy.dest, copy.dest_pages, row),
+        _places(copy.source, copy.source_pages)[rows],
+        _places(copy.dest, copy.dest_pages)[rows],
         copy.source.slab_step * copy.source.page_rows,
         copy.dest.slab_step * copy.dest.page_rows,
         copy.source.slabs,
@@ -58,16 +58,17 @@ def plan_rows(copy: RowCopy) -> RowPlan:
     )
 
 
-def _places(
-    pool: PoolDescription, pages: NDArray[np.int64], row: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def _places(pool: PoolDescription, pages: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Of every row of `pages`, in slab 0."""
     if pool.pages * pool.slabs * pool.page_rows >= MOST_PLACES:
         raise InvalidInput(
             Reason.TRANSFER_FAILED,
             f"copy plan: pool {pool.pool_id} has {pool.pages * pool.slabs * pool.page_rows} "
             f"rows over all layers, most are {MOST_PLACES - 1}",
         )
-    page_stride = pool.slab_strides[0] * pool.page_rows
-    places = (pages[row // pool.page_rows] * page_stride + row % pool.page_rows).astype(np.int32)
+    first = (pages * (pool.slab_strides[0] * pool.page_rows)).astype(np.int32)
+    places: NDArray[np.int32] = (
+        first[:, None] + np.arange(pool.page_rows, dtype=np.int32)
+    ).reshape(-1)
     places.flags.writeable = False
     return places

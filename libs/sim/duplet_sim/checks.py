@@ -122,9 +122,7 @@ def check_grant(decode: Process) -> None:
     """When decode lets a writer write."""
     ledger = decode.node.machine.transfers.ledger
     percent = decode.node.machine.config.quarantine_percent
-    held = sum(
-        len(h.pages) for h in ledger._holdings.values() if h.state.value == "quarantined"
-    )
+    held = sum(len(h.pages) for h in ledger._holdings.values() if h.state.value == "quarantined")
     if decode.asked:
         raise Violation("bound", "decode grants while it drains")
     if held * 100 > percent * ledger.total:

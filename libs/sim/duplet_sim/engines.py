@@ -14,6 +14,7 @@ from typing import Protocol
 from duplet_core.engine import (
     ChunkDone,
     FromEngine,
+    SeqFailed,
     Start,
     StepDone,
     Stop,
@@ -85,6 +86,11 @@ class PrefillEngine:
                     del self.jobs[index]
                     return [Stopped(job.seq, None)]
         return []
+
+    def fail(self) -> list[FromEngine]:
+        """Cannot go on with the oldest prompt."""
+        job = self.jobs.pop(0)
+        return [SeqFailed(job.seq, "simulated"), Stopped(job.seq, None)]
 
     def compute(self, pool: Pool) -> list[FromEngine]:
         """One chunk of the oldest prompt: written, digested, told."""
@@ -191,6 +197,16 @@ class DecodeEngine:
         ok = found == message.digests
         told: list[FromEngine] = [Verified(message.seq, message.transfer, ok, "" if ok else "kv")]
         return told + self._let_go()
+
+    def fail(self) -> list[FromEngine]:
+        """Cannot go on with the oldest sequence; its steps in flight run all the same."""
+        checked = {message.seq for message in self.verifying}
+        for seq, stream in self.open.items():
+            if not stream.closing and (stream.limit or seq in checked):
+                stream.closing = True
+                self.verifying = [m for m in self.verifying if m.seq != seq]
+                return [SeqFailed(seq, "simulated"), *self._let_go()]
+        return []
 
     def can_launch(self, depth: int) -> bool:
         return len(self.steps) < depth and any(

@@ -1,7 +1,7 @@
 """Exhaustive search over the real machines at small scope: every order of every step.
 
 Breadth first, so the first violation found has a shortest trace. States are compared by a
-64-bit hash of their full contents. Faults (see `FAULTS`) are budgeted per run; everything
+64-bit hash of their full contents. Faults (see `scopes.FAULTS`) are budgeted per run; everything
 else (every interleaving of messages, engine steps, copies, deaths told late, reconnects,
 cancels, timers) is free. Two reductions, both sound for page safety: what an engine says to
 its I/O process, and what prefill and decode say to lb, is heard at once (a delay there only
@@ -20,73 +20,19 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from duplet_core.decode_state import DecodeConfig
 from duplet_core.effects import CopyResult, Submit
 from duplet_core.errors import Reason
-from duplet_core.front_state import FrontConfig
 from duplet_core.ids import Role, TransferId
 from duplet_core.messages import Sampling
-from duplet_core.prefill_state import PrefillConfig
-from duplet_core.writer_state import WriterConfig
 from duplet_sim import checks, content
-from duplet_sim.engines import DecodeEngine, PrefillEngine
+from duplet_sim.goal import complaints
 from duplet_sim.nodes import Interner
-from duplet_sim.parts import ACCEPTOR, DIALED, DIALER, WATCHED, Process
+from duplet_sim.parts import Process
+from duplet_sim.scopes import FAULTS, ROLES, SCOPES, Scope, world_config
+from duplet_sim.steps import Action, describe, progress, timers, urgent
 from duplet_sim.violation import Violation
-from duplet_sim.world import World, WorldConfig
-
-Action = tuple[object, ...]
-"""The name of a step, then its arguments."""
-
-FAULTS = ("kill", "stop", "sever", "unknown", "refuse", "drain", "cancel")
-"""Steps that cost budget; the last is a client's doing, with a budget of its own."""
-
-ROLES = (Role.KVPROXY, Role.DECODE, Role.PREFILL, Role.LB)
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    name: str
-    requests: int
-    faults: int
-    cancels: int
-    kinds: tuple[str, ...] = ("kill", "stop", "sever", "unknown", "refuse", "drain")
-    decode_pages: int = 2
-    prefill_pages: int = 2
-    prompt_rows: int = 2
-    page_rows: int = 2
-    output_rows: int = 2
-    chunk_rows: int = 1
-    killable: tuple[Role, ...] = ROLES
-    severable: tuple[Role, ...] = ROLES
-    """Whose dialed streams break."""
-    same_ids: bool = True
-    """All requests use one id, each after the end of the one before."""
-
-
-SCOPES = {
-    scope.name: scope
-    for scope in (
-        Scope("one", requests=1, faults=2, cancels=1),
-        Scope("parts", 1, 1, 0, ("sever",), severable=(Role.PREFILL,)),
-        Scope("handoff", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.PREFILL,)),
-        Scope("grants", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.DECODE,)),
-        Scope("two", requests=2, faults=1, cancels=1, chunk_rows=2),
-        Scope(
-            "three",
-            requests=3,
-            faults=1,
-            cancels=2,
-            kinds=("sever", "unknown", "stop"),
-            prompt_rows=1,
-            page_rows=4,
-            killable=(),
-            same_ids=False,
-        ),
-    )
-}
+from duplet_sim.world import World
 
 
 class Budget:
@@ -102,18 +48,6 @@ class Budget:
 
 
 State = tuple[World, Budget]
-
-
-def world_config(scope: Scope) -> WorldConfig:
-    return WorldConfig(
-        DecodeConfig(
-            scope.decode_pages, scope.page_rows, 4, 1 << 20, "spec", 1000, 50
-        ),
-        PrefillConfig(scope.prefill_pages, scope.page_rows, "spec"),
-        WriterConfig(withheld_bound=2, withheld_after_ns=5000, withheld_limit_ns=5000),
-        FrontConfig(queue_wait_ns=1 << 40),
-        chunk_rows=scope.chunk_rows,
-    )
 
 
 def fork(world: World) -> World:
@@ -139,113 +73,6 @@ def key_of(state: State) -> int:
     parts.sort()
     clients = [(c.content, c.rows) for c in world.clients.values()]
     return hash((*parts, *clients, *world.births.values(), *budget.key()))
-
-
-# --- the steps that are possible ---------------------------------------------------
-
-
-def urgent(world: World) -> Action | None:
-    """A step that is taken at once: its effect on others arrives by delayed messages anyway."""
-    for role in ROLES:
-        process = world.primary(role)
-        if process is None:
-            return ("start", role)
-        if process.runs and process.drained:
-            return ("kill", process.instance)
-    for process in world.processes.values():
-        if process.runs:
-            for role in WATCHED[process.role]:
-                target = world.primary(role)
-                if target is not None and target.runs and target.instance not in process.watching:
-                    return ("watch", process.instance, target.instance)
-    lb = world.primary(Role.LB)
-    if lb is not None and lb.runs:
-        for key, stream in world.streams.items():
-            if stream.broken and stream.dialer == lb.instance and not stream.closed[DIALER]:
-                return ("close", key, DIALER)
-        for action in _dials(world, lb):
-            return action
-    return None
-
-
-def progress(world: World) -> Iterator[Action]:
-    """Steps that the unit takes by itself, the fairest first."""
-    first = urgent(world)
-    if first is not None:
-        yield first
-        return
-    for role in ROLES:
-        process = world.primary(role)
-        if process is not None and process.stopped:
-            yield ("resume", process.instance)
-    yield from _deaths(world)
-    for key, stream in world.streams.items():
-        for side in (ACCEPTOR, DIALER):
-            receiver = world.side_process(stream, side)
-            if receiver is None or receiver.stopped or stream.closed[side]:
-                continue
-            if stream.queues[side]:
-                yield ("deliver", key, side)
-            if stream.broken:
-                yield ("close", key, side)
-    for process in world.processes.values():
-        if process.runs:
-            yield from _dials(world, process)
-            yield from _engine_steps(process)
-    for copy_key, copy in world.copies.items():
-        if copy.told or world.processes[copy.writer].stopped:
-            if copy.written < copy.count:
-                yield ("write", copy_key)
-        else:
-            yield ("finish", copy_key)
-
-
-def timers(world: World) -> Iterator[Action]:
-    for process in world.processes.values():
-        if process.runs and process.role is not Role.LB:
-            if process.node.machine.next_timer() is not None:
-                yield ("tick", process.instance)
-
-
-def _deaths(world: World) -> Iterator[Action]:
-    for process in world.processes.values():
-        if process.runs:
-            for watched in sorted(process.watching):
-                if world.processes[watched].exited:
-                    yield ("mourn", process.instance, watched)
-
-
-def _dials(world: World, process: Process) -> Iterator[Action]:
-    for role in DIALED[process.role]:
-        if role in process.dialing:
-            continue
-        target = world.primary(role)
-        link = process.node.machine.links[role]
-        if target is None or target.stopped or (link.needs_lifeline and link.watched is None):
-            continue
-        if link.needs_lifeline and process.instance not in target.watching:
-            continue  # refused until kvproxy has the lifeline: a loop of no interest
-        if link.watched is None or link.watched == target.instance:
-            yield ("dial", process.instance, role)
-
-
-def _engine_steps(process: Process) -> Iterator[Action]:
-    engine = process.engine
-    if engine is None:
-        return
-    if engine.inbox:
-        yield ("engine_step", process.instance, "take")
-    if isinstance(engine, PrefillEngine):
-        if engine.jobs:
-            yield ("engine_step", process.instance, "compute")
-        return
-    assert isinstance(engine, DecodeEngine)
-    if engine.verifying:
-        yield ("engine_step", process.instance, "verify")
-    if engine.steps:
-        yield ("engine_step", process.instance, "complete")
-    if engine.can_launch(2):
-        yield ("engine_step", process.instance, "launch")
 
 
 class Explorer:
@@ -319,12 +146,12 @@ class Explorer:
                 dialer = world.processes[stream.dialer].role
                 if not stream.broken and dialer in self.scope.severable:
                     yield ("sever", key)
-        for key, copy in world.copies.items():
+        for copy_key, copy in world.copies.items():
             if world.processes[copy.writer].runs and not copy.told:
                 if "unknown" in kinds:
-                    yield ("unknown", key)
+                    yield ("unknown", copy_key)
                 if "refuse" in kinds:
-                    yield ("refuse", key)
+                    yield ("refuse", copy_key)
 
     def apply(self, state: State, action: Action) -> State:
         """The state after one step; the given one is unchanged."""
@@ -418,27 +245,7 @@ class Explorer:
 
     def _check_goal(self, number: int, state: State) -> None:
         """Nothing is left to do: then all is free, connected and idle."""
-        world, _ = state
-        wrong = []
-        if world.clients:
-            wrong.append(f"requests that have not ended: {sorted(world.clients)}")
-        for process in world.processes.values():
-            machine = process.node.machine
-            if process.exited or process.red:
-                wrong.append(f"{process.instance} is {sorted(process.red) or 'dead'}")
-            for peer, link in machine.links.items():
-                if link.current is None:
-                    wrong.append(f"{process.instance} has no stream to {peer}")
-            if process.role is Role.DECODE and machine.transfers.by_transfer:
-                wrong.append("decode's pages are not free")
-            if process.role is Role.PREFILL and machine.jobs.by_transfer:
-                wrong.append("prefill's pages are not free")
-            if process.role is Role.KVPROXY and machine.transfers.by_id:
-                wrong.append("kvproxy keeps transfers")
-            if process.engine is not None and not process.engine.idle:
-                wrong.append(f"the engine of {process.instance} is not idle")
-            if process.role is Role.LB and not machine.ready:
-                wrong.append("lb is not ready")
+        wrong = complaints(state[0])
         if wrong:
             raise self._with_trace(Violation("liveness", "; ".join(wrong)), number, ("rest",))
 
@@ -472,15 +279,6 @@ class Explorer:
         steps = [*self.trace_to(number), action]
         lines = [f"{index:3} {describe(step)}" for index, step in enumerate(steps, 1)]
         return Violation(violation.invariant, "\n".join([violation.detail, *lines]))
-
-
-def describe(action: Action) -> str:
-    name, *args = action
-    return " ".join([str(name), *(_word(arg) for arg in args)])
-
-
-def _word(arg: object) -> str:
-    return "/".join(str(a) for a in arg) if isinstance(arg, tuple) else str(arg)
 
 
 def main(argv: list[str] | None = None) -> int:

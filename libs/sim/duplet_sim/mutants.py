@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from duplet_core.ids import Role
-from duplet_sim.explore import SCOPES, Explorer
+from duplet_sim.explore import Explorer
 from duplet_sim.rules import MUTANTS, Mutant, OldWriter
-from duplet_sim.simulate import Simulator
+from duplet_sim.scopes import SCOPES
+from duplet_sim.simulator import Simulator
 from duplet_sim.swarm import draw
 from duplet_sim.violation import Violation
 

@@ -38,9 +38,9 @@ def clone(value: Any, memo: dict[int, Any] | None = None) -> Any:
             copy[key] = clone(item, memo)
         return copy
     if kind is list or kind is deque:
-        copy = memo[id(value)] = kind()
-        copy.extend(clone(item, memo) for item in value)
-        return copy
+        items = memo[id(value)] = kind()
+        items.extend(clone(item, memo) for item in value)
+        return items
     if kind is set:
         return set(value)
     if kind is MethodType:

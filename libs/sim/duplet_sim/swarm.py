@@ -20,8 +20,9 @@ TIMED = (
 )  # fmt: skip
 """Faults that happen at moments; the number of moments is drawn."""
 
-CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row")
-"""Faults that happen to a copy, a message or a request, each with a drawn chance."""
+CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row", "engine")
+"""Faults that happen to a copy, a message, a request or a turn of an engine, each with a
+drawn chance."""
 
 
 @dataclass(frozen=True, slots=True)

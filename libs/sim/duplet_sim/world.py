@@ -12,7 +12,7 @@ explorer's choice (all orders) or the simulator's (an order drawn from a seed).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duplet_core import effects as fx
@@ -52,8 +52,8 @@ CopyKey = tuple[InstanceId, int]
 class WorldConfig:
     decode: DecodeConfig
     prefill: PrefillConfig
-    writer: WriterConfig = WriterConfig()
-    front: FrontConfig = FrontConfig()
+    writer: WriterConfig = field(default_factory=WriterConfig)
+    front: FrontConfig = field(default_factory=FrontConfig)
     chunk_rows: int = 1
     """Rows that prefill's engine computes, and moves, at a time."""
     depth: int = 2
@@ -318,16 +318,17 @@ class World:
         if self.interner is not None:
             message = self.interner.message(message)
         stream.queues[side].append(message)
-        if self.prompt and stream.local[ACCEPTOR][0] is Role.LB and side == DIALER:
-            if self.processes[stream.dialer].runs and len(stream.queues[side]) == 1:
-                self.deliver(key, side)
-                return
+        to_lb = stream.local[ACCEPTOR][0] is Role.LB and side == DIALER
+        prompt = self.prompt and to_lb and len(stream.queues[side]) == 1
+        if prompt and self.processes[stream.dialer].runs:
+            self.deliver(key, side)
+            return
         self.work("message", (key, side))
 
     # --- engines --------------------------------------------------------------------
 
     def engine_step(self, instance: InstanceId, kind: str) -> None:
-        """`kind`: take, compute, verify, launch or complete."""
+        """`kind`: take, compute, verify, launch, complete or fail."""
         process = self.touch(instance)
         engine = process.engine
         assert engine is not None
@@ -338,6 +339,8 @@ class World:
         told: list[FromEngine]
         if kind == "take":
             told = engine.take()
+        elif kind == "fail":
+            told = engine.fail()
         else:
             told = getattr(engine, kind)(Door(process))
         for message in told:
@@ -402,6 +405,4 @@ class World:
         self.twice_submitted = False
 
     def cancel(self, transfer: TransferId, reason: Reason) -> None:
-        lb = self.primary(Role.LB)
-        assert lb is not None
-        self.feed(lb.instance, fx.Cancel(transfer, reason))
+        self.feed(self.clients[transfer].lb, fx.Cancel(transfer, reason))

@@ -64,11 +64,11 @@ def unit_tables(unit: Unit) -> Group:
 
 
 def _processes(unit: Unit) -> list[tuple[str, ServiceInfo]]:
-    """Services with their names; those that are one process, as in a monolith, are one."""
+    """Services with their names, a line a name; those of one process, as in a monolith, are one."""
     found: dict[str, tuple[str, ServiceInfo]] = {}
     for service in unit.services:
         key = service.instance or service.name
-        names = f"{found[key][0]} + {service.name}" if key in found else service.name
+        names = f"{found[key][0]}\n{service.name}" if key in found else service.name
         found[key] = (names, service)
     return list(found.values())
 

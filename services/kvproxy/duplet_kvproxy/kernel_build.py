@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from duplet_core.errors import require
-from duplet_memory.cuda_driver import CudaError, Device, call, driver
+from duplet_memory.cuda_driver import CudaError, Device, call
 
 WARPS = 8
 THREADS = WARPS * 32
 TILE_BYTES = 16 << 10
 """Of one tile: four 16-byte words for each of the threads."""
+PROGRAMS_PER_SM = 2
 _HIDDEN_PARAMETERS = 2
 """Triton appends pointers to global scratch and to profile scratch; ours need neither."""
+_PARAMETER_TYPES = (ctypes.c_void_p,) * 4 + (ctypes.c_int32,) * 4 + (ctypes.c_void_p,) * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class MoveRows:
             )
         device.use()
         self._shared = int(compiled.metadata.shared)
-        self._tiles_at_once = device.attribute("MULTIPROCESSOR_COUNT")
+        self._most_programs = PROGRAMS_PER_SM * device.attribute("MULTIPROCESSOR_COUNT")
         self._block_rows = shape.block_rows
         module = call("cuModuleLoadData", compiled.asm["cubin"])
         self._function = call("cuModuleGetFunction", module, compiled.metadata.name.encode())
@@ -119,13 +121,12 @@ class MoveRows:
         a = arguments
         require(a.rows > 0 and a.slabs > 0, "a launch moves something")
         tiles = -(-a.rows // self._block_rows) * a.slabs
-        grid = min(tiles, self._tiles_at_once)
+        grid = min(tiles, self._most_programs)
         values = (a.source, a.dest, a.source_places, a.dest_places)
         numbers = (a.rows, a.slabs, a.source_step, a.dest_step)
-        types = (ctypes.c_void_p,) * 4 + (ctypes.c_int32,) * 4 + (ctypes.c_void_p,) * 2
-        packed = ((*values, *numbers, 0, 0), types)
-        shared = self._shared
-        call("cuLaunchKernel", self._function, grid, 1, 1, THREADS, 1, 1, shared, stream, packed, 0)
+        packed = ((*values, *numbers, 0, 0), _PARAMETER_TYPES)
+        function, shared = self._function, self._shared
+        call("cuLaunchKernel", function, grid, 1, 1, THREADS, 1, 1, shared, stream, packed, 0)
 
 
 def parameter_count(ptx: str) -> int:
@@ -134,8 +135,3 @@ def parameter_count(ptx: str) -> int:
     require(entry is not None, "PTX without an entry")
     assert entry is not None
     return entry.group(1).count(".param")
-
-
-def stream_handle(stream: Any) -> int:
-    """A stream as a number, for libraries that want one."""
-    return int(driver().CUstream(stream))

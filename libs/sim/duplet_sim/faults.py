@@ -1,0 +1,146 @@
+"""The faults that happen to a simulated unit at moments; `swarm.TIMED` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from duplet_core.ids import Role, TransferId
+from duplet_core.messages import AbortAck, Drop, Move, SourceReleased
+from duplet_sim.parts import Process
+
+if TYPE_CHECKING:
+    from duplet_sim.simulator import Simulator
+
+
+def _somebody(sim: Simulator) -> Process | None:
+    running = [p for p in sim.processes.values() if p.runs]
+    return sim.plan.choice(running) if running else None
+
+
+def sever(sim: Simulator) -> None:
+    whole = [key for key, stream in sim.streams.items() if not stream.broken]
+    if whole:
+        sim.sever(sim.plan.choice(whole))
+
+
+def partition(sim: Simulator) -> None:
+    process = _somebody(sim)
+    if process is not None:
+        sim.blocked_until[process.instance] = sim.now + sim.plan.randrange(20, 400)
+        for key in list(process.streams.values()):
+            if not sim.streams[key].broken:
+                sim.sever(key)
+
+
+def stop(sim: Simulator) -> None:
+    process = _somebody(sim)
+    if process is not None:
+        sim.stop(process.instance)
+        sim.at(sim.plan.choice((10, 100, 1000)), "resume", process.instance)
+
+
+def kill(sim: Simulator) -> None:
+    alive = [p for p in sim.processes.values() if not p.exited]
+    if alive:
+        sim.kill(sim.plan.choice(alive).instance)
+
+
+def zombie(sim: Simulator) -> None:
+    """A new instance comes up while the old one is stopped, not dead."""
+    process = _somebody(sim)
+    if process is not None:
+        if sim.current[process.role] != process.instance:
+            return
+        sim.marks.add("two instances at a time")
+        sim.stop(process.instance)
+        sim.begin(process.role)
+        sim.at(sim.plan.randrange(20, 600), "resume", process.instance)
+
+
+def jump(sim: Simulator) -> None:
+    process = _somebody(sim)
+    if process is not None:
+        process.skew += sim.plan.choice((10, 1000))
+
+
+def storm(sim: Simulator) -> None:
+    for transfer in list(sim.clients):
+        sim._do_cancel(transfer)
+
+
+def drain(sim: Simulator) -> None:
+    process = _somebody(sim)
+    if process is not None and not process.asked:
+        sim.drain(process.instance)
+
+
+def twice(sim: Simulator) -> None:
+    """A client uses an id that is live."""
+    lb = sim.primary(Role.LB)
+    if lb is not None and lb.runs and sim.clients:
+        sim.request(1, 1, 100, sim.plan.choice(list(sim.clients.values())).submit.request_id)
+
+
+def orphan(sim: Simulator) -> None:
+    """Messages about a transfer that nobody knows, or that ended long ago."""
+    number = sim.plan.randrange(sim.submitted + 1)
+    transfer = TransferId(f"t{number}")  # t0 was never minted
+    if transfer in sim.clients or transfer in _known(sim) or _is_queued(sim, transfer):
+        transfer = TransferId("t0")
+    for process in sim.processes.values():
+        if not process.runs:
+            continue
+        for (peer, local), key in list(process.streams.items()):
+            if sim.streams[key].broken:
+                continue
+            for message in _orphans(process.role, peer, transfer):
+                sim.put(process, peer, local, message)
+
+
+def _is_queued(sim: Simulator, transfer: TransferId) -> bool:
+    return any(
+        getattr(message, "transfer", None) == transfer
+        for stream in sim.streams.values()
+        for queue in stream.queues
+        for message in queue
+    )
+
+
+def _known(sim: Simulator) -> Iterator[TransferId]:
+    for process in sim.processes.values():
+        machine = process.node.machine
+        if process.exited:
+            continue
+        if process.role is Role.DECODE:
+            yield from machine.transfers.by_transfer
+        elif process.role is Role.PREFILL:
+            yield from machine.jobs.by_transfer
+        elif process.role is Role.KVPROXY:
+            yield from machine.transfers.by_id
+
+
+def _orphans(sender: Role, receiver: Role, transfer: TransferId) -> list[Any]:
+    if (sender, receiver) == (Role.KVPROXY, Role.DECODE):
+        return [AbortAck(transfer)]
+    if (sender, receiver) == (Role.KVPROXY, Role.PREFILL):
+        return [SourceReleased(transfer)]
+    if (sender, receiver) == (Role.PREFILL, Role.KVPROXY):
+        late = Move(transfer, 1, 1, (0,))
+        again = Move(transfer, 0, 1, (0,))
+        return [late, again, Drop(transfer)]
+    return []
+
+
+FAULTS: dict[str, Callable[[Simulator], None]] = {
+    "sever": sever,
+    "partition": partition,
+    "stop": stop,
+    "kill": kill,
+    "zombie": zombie,
+    "jump": jump,
+    "storm": storm,
+    "drain": drain,
+    "orphan": orphan,
+    "twice": twice,
+}
