@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format protos bench-admission bench-stream clean
+.PHONY: help venv demo test soak lint format protos bench-admission bench-stream clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -33,6 +33,9 @@ demo: $(STAMP)  ## a unit on the CPU: 16 requests over 4 voices, rows in demo-ou
 
 test: $(STAMP)  ## all tests
 	@$(BIN)/pytest
+
+soak: $(STAMP)  ## 10,000 requests with cancels, disconnects, slow readers; SOAK_REQUESTS=n
+	@$(BIN)/python -m bench.soak
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

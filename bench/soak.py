@@ -236,7 +236,7 @@ async def settle(metrics: dict[str, str]) -> dict[str, float]:
 
 def judge(soak: Soak, watch: Watch, unit: Unit, held: dict[str, float]) -> list[str]:
     """What is wrong; empty when all is well."""
-    problems = [f"{len(soak.faults)} requests failed, first: {soak.faults[0]}"] * bool(soak.faults)
+    problems = [f"{len(soak.faults)} requests failed, first {fault}" for fault in soak.faults[:1]]
     problems += [f"{what} still held: {count:g}" for what, count in held.items()]
     if unit.kv_mismatches:
         problems.append(f"{unit.kv_mismatches} KV checks failed")

@@ -398,3 +398,12 @@ def test_next_timer_is_the_earliest_of_all() -> None:
     front.now = 8 * SECOND
     assert ended(front.tick()) == [(T2, Reason.DEADLINE), (T3, Reason.DEADLINE)]
     assert front.machine.next_timer() == 9 * SECOND
+
+
+def test_a_unit_whose_decode_takes_nothing_new_is_not_ready_and_says_why() -> None:
+    lb = FrontDriver()
+    refused = lb.hear(Role.DECODE, Credit(16, 16, 4, 0, refusing=Reason.WRITER_LOST))
+    assert [(h.name, h.ok) for h in pick(refused, SetHealth)] == [("unit", False)]
+    assert "WRITER_LOST" in pick(refused, SetHealth)[0].detail
+    full = lb.hear(Role.DECODE, Credit(16, 0, 0, 0))
+    assert [(h.name, h.ok) for h in pick(full, SetHealth)] == [("unit", True)]

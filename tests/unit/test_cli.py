@@ -226,8 +226,8 @@ def test_services_of_one_process_are_shown_as_one(lb: Lb) -> None:
     (shown,) = (i for i, words in enumerate(lines) if "cd" * 16 in words)
     assert (lines[shown][0], lines[shown + 1][0]) == ("prefill", "decode")
     lb.speech.instances = {"lb": "ab", "prefill": "", "decode": ""}
-    lines = lb.duplet("unit").stdout.splitlines()
-    assert {"prefill", "decode"} <= {line.split()[0] for line in lines if line.strip()}
+    lines = [line.split() for line in lb.duplet("unit").stdout.splitlines()]
+    assert {"prefill", "decode"} <= {words[0] for words in lines if words}
 
 
 def test_a_unit_without_a_model_takes_no_text(lb: Lb) -> None:

@@ -163,6 +163,15 @@ class StartCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelCopy:
+    """kvproxy: the copy's transfer is over. If it has not begun it never begins and its CopyDone
+    says NOT_STARTED; otherwise nothing changes. So a deep queue is not mistaken for a stuck
+    copy, and an end is told as soon as what really runs has completed."""
+
+    copy: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseMapping:
     """kvproxy: unmap the pool of a dead instance; no copy touches it any more (S12)."""
 
@@ -262,6 +271,7 @@ Effect = (
     | Close
     | ToEngineEffect
     | StartCopy
+    | CancelCopy
     | CloseMapping
     | SetHealth
     | Exit

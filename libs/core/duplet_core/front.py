@@ -139,7 +139,10 @@ class FrontMachine(Machine):
     def _take_credit(self, credit: Credit, now: int) -> None:
         if credit.admits_seen > self._admits_sent:
             raise RemoteProtocolError("Credit: more admits seen than were sent")
+        refusing = None if self.credit is None else self.credit.refusing
         self.credit = credit
+        if credit.refusing != refusing:
+            self._update_ready()
         while len(self._unseen) > self._admits_sent - credit.admits_seen:
             self._unseen.popleft()
 
@@ -187,13 +190,18 @@ class FrontMachine(Machine):
         if ready and not self._ready:
             self.emit(SpecKnown(self._specs[Role.DECODE]))
         self._ready = ready
-        self.emit(SetHealth("unit", ready, self._why_unready()))
+        why = self._why_unready()
+        self.emit(SetHealth("unit", not why, why))
 
     def _why_unready(self) -> str:
+        """Empty while requests are welcome. Load is no reason: a full unit is ready."""
         missing = [str(r) for r in (Role.PREFILL, Role.DECODE) if r not in self._specs]
         if missing:
             return f"no stream to {' and '.join(missing)}"
-        return "" if self._ready else "prefill and decode run different models"
+        if not self._ready:
+            return "prefill and decode run different models"
+        refusing = None if self.credit is None else self.credit.refusing
+        return "" if refusing is None else f"decode takes nothing new: {refusing}"
 
     # --- transitions: one method each, named in the table below ----------------------
 

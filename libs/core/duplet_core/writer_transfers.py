@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from duplet_core.effects import CopyDone, Count, Log, StartCopy
+from duplet_core.effects import CancelCopy, CopyDone, Count, Log, StartCopy
 from duplet_core.errors import require
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.machine import Outlet
@@ -283,6 +283,8 @@ class Transfers:
         t.ending_since_ns = now
         if t.outstanding:
             t.state = State.ENDING
+            for copy in sorted(t.outstanding):
+                self._out.emit(CancelCopy(copy))
             if failed is not None and t.dest is not None:
                 self._out.send(Role.DECODE, TransferBroken(t.transfer, failed), only=t.dest)
         else:

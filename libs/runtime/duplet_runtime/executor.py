@@ -32,7 +32,7 @@ from duplet_core.engine import ToEngine
 from duplet_core.errors import Reason, require
 from duplet_core.ids import Role
 from duplet_core.messages import Admit, Message, Prefill
-from duplet_runtime.machine import Machine, MachineDriver
+from duplet_runtime.machine import FatalErrors, Machine, MachineDriver
 from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor, Dialer, PeerEvent
 from duplet_runtime.service import Service
@@ -62,8 +62,9 @@ class Executor:
         self._drained = asyncio.Event()
 
     def feed(self, event: Event) -> None:
-        """Hand the machine an event."""
-        self.driver.feed(event)
+        """Hand the machine an event; an exception on the way ends the service."""
+        with FatalErrors(self.service.fail):
+            self.driver.feed(event)
 
     def execute(self, effect: Effect) -> None:
         """Carry out one effect."""

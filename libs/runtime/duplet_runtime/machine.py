@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from duplet_core.errors import require
@@ -109,3 +110,23 @@ class MachineDriver(Generic[E, F]):
         if due_ns is not None:
             delay_s = max(0, due_ns - self._clock()) / 1e9
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+
+class FatalErrors:
+    """Reports what left the block, whoever is the caller: gRPC would answer an exception from a
+    handler with a status and forget it, while the machine's state is unknown."""
+
+    def __init__(self, on_fatal: Callable[[BaseException], None]) -> None:
+        self._on_fatal = on_fatal
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            self._on_fatal(error)

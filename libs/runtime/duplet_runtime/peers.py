@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
@@ -23,6 +22,7 @@ from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import Role
 from duplet_core.messages import Hello, Message
 from duplet_runtime.logs import get_logger
+from duplet_runtime.machine import FatalErrors
 from duplet_runtime.peer_stream import OUTBOX_MESSAGES, PeerStream, StreamEnd
 from duplet_runtime.server import peer_channel_options
 from duplet_runtime.status import abort
@@ -202,14 +202,14 @@ class Acceptor(Generic[P]):
         self._streams[number] = stream
         self._half_open.add(number)
         try:
-            with _FatalErrors(self._on_fatal):
+            with FatalErrors(self._on_fatal):
                 end = await self._run_stream(stream, context)
         finally:
             del self._streams[number]
             if number in self._half_open:
                 self._half_open.discard(number)
             else:
-                with _FatalErrors(self._on_fatal):
+                with FatalErrors(self._on_fatal):
                     self._on_event(StreamClosed(self._peer, number))
             await stream.settle()
         _log_end(self._peer, number, end)
@@ -239,25 +239,6 @@ class Acceptor(Generic[P]):
             return await stream.run(context.read, context.write, take)
         finally:
             late.cancel()
-
-
-class _FatalErrors:
-    """Reports what `on_event` raised, which gRPC would answer with a status and forget."""
-
-    def __init__(self, on_fatal: Callable[[BaseException], None]) -> None:
-        self._on_fatal = on_fatal
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if error is not None and not isinstance(error, asyncio.CancelledError):
-            self._on_fatal(error)
 
 
 def _log_end(peer: Role, number: int, end: StreamEnd) -> None:

@@ -6,6 +6,7 @@ workload; time is a number; nothing iterates over a set. The same seed tells the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -40,6 +41,9 @@ class Simulator(World):
         self.load = Random(f"load {seed}")
         self.agenda: list[tuple[int, int, str, Any]] = []
         self.serial = 0
+        self.doers: dict[str, Callable[[Any], None]] = {
+            name[4:]: getattr(self, name) for name in vars(Simulator) if name.startswith("_do_")
+        }
         self.events = 0
         self.calm = False
         """No faults any more."""
@@ -101,7 +105,7 @@ class Simulator(World):
     def _next(self) -> None:
         self.now, _, kind, key = heappop(self.agenda)
         self.events += 1
-        getattr(self, f"_do_{kind}")(key)
+        self.doers[kind](key)
 
     def _rest(self) -> None:
         limit = self.events + REST_EVENTS
@@ -182,13 +186,14 @@ class Simulator(World):
     def begin(self, role: Role) -> None:
         self.start(role)
         instance = self.current[role]
+        watch_ticks = 10 if self.now else 1  # most runs begin with a unit that finds itself
         for peer in DIALED[role]:
-            self.at(self.some(20), "dial", (instance, peer))
+            self.at(5 + self.some(20), "dial", (instance, peer))
         for other in list(self.processes.values()):
             if not other.exited and other.role in WATCHED[role]:
-                self.at(self.some(10), "watch", (instance, other.instance))
+                self.at(self.some(watch_ticks), "watch", (instance, other.instance))
             if not other.exited and role in WATCHED[other.role]:
-                self.at(self.some(10), "watch", (other.instance, instance))
+                self.at(self.some(watch_ticks), "watch", (other.instance, instance))
 
     def _do_start(self, role: Role) -> None:
         if self.primary(role) is None:

@@ -194,7 +194,8 @@ class World:
         process.exited, process.stopped = True, False
         for key in process.streams.values():
             stream = self.touch_stream(key)
-            stream.broken = True
+            if not stream.broken:
+                self.sever(key)
             self._close_side(key, stream, DIALER if stream.dialer == instance else ACCEPTOR)
         process.streams.clear()
         process.dialing.clear()
@@ -305,8 +306,6 @@ class World:
         stream.queues[side].clear()
         if all(stream.closed):
             del self.streams[key]
-        else:
-            self.work("broken", key)
 
     def put(self, process: Process, peer: Role, local: int, message: Message) -> None:
         """A process sends on one of its streams; dropped when that is gone."""

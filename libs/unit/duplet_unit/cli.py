@@ -27,6 +27,7 @@ from duplet_unit.ask import (
     run_request,
 )
 from duplet_unit.demo import run_demo
+from duplet_unit.doctor import doctor
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
@@ -267,3 +268,6 @@ def demo(
     """Start a unit here, send 16 requests over 4 voices, show what came of them, stop it."""
     if not run(run_demo(out, shown)):
         raise typer.Exit(FAILED)
+
+
+app.command()(doctor)

@@ -12,7 +12,15 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from duplet.kvproxy.v1 import kvproxy_pb2_grpc
-from duplet_core.effects import CloseMapping, Effect, Exit, InstanceDied, LifelineUp, StartCopy
+from duplet_core.effects import (
+    CancelCopy,
+    CloseMapping,
+    Effect,
+    Exit,
+    InstanceDied,
+    LifelineUp,
+    StartCopy,
+)
 from duplet_core.errors import InvalidInput, Reason
 from duplet_core.ids import Role
 from duplet_core.writer import WriterMachine
@@ -78,6 +86,8 @@ class KvproxyExecutor(Executor):
     def execute_own(self, effect: Effect) -> None:
         if isinstance(effect, StartCopy):
             self.mover.start_copy(effect)
+        elif isinstance(effect, CancelCopy):
+            self.mover.cancel_copy(effect.copy)
         elif isinstance(effect, CloseMapping):
             self.mover.close_pool(effect.instance)
         else:

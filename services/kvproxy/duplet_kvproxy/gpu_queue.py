@@ -164,7 +164,7 @@ def queue_copies(queue: GpuQueue, ranges: NDArray[Any], source: int, dest: int) 
     function, module = _batch_function(), driver()
     order = module.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     overlap = module.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-    attributes = _Attributes(access_order=order.value, flags=globals().get("FL", overlap.value))
+    attributes = _Attributes(access_order=order.value, flags=overlap.value)
     first_index = ctypes.c_size_t(0)
     sources, dests = ranges[:, 0] + source, ranges[:, 1] + dest
     sizes = np.ascontiguousarray(ranges[:, 2])

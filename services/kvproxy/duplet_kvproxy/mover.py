@@ -68,6 +68,12 @@ class Mover:
         self._pools: dict[InstanceId, Pool | MappedPool] = {}
         """Added by the event loop before anyone can name them; removed by the thread."""
         self._flights: deque[tuple[StartCopy, FlightLike]] = deque()
+        self._begun = 0
+        """Number of the newest copy that the thread took; they are taken in order."""
+        self._cancelled: set[int] = set()
+        """Copies that wait and are not to begin."""
+        self._order = threading.Lock()
+        """Of the two above."""
         self._broken = ""
         """Why no copy is started any more; never cleared."""
         self.counts = MoveCounts(Counter())
@@ -82,6 +88,12 @@ class Mover:
     def start_copy(self, copy: StartCopy) -> None:
         """Queue a copy; exactly one CopyDone follows."""
         self._work.put_nowait(copy)
+
+    def cancel_copy(self, copy: int) -> None:
+        """Keep a copy that waits from beginning: its CopyDone says NOT_STARTED."""
+        with self._order:
+            if copy > self._begun:
+                self._cancelled.add(copy)
 
     def close_pool(self, instance: InstanceId) -> None:
         """Unmap a dead instance's pool, after everything that was queued before."""
@@ -124,8 +136,19 @@ class Mover:
             if result is not None:
                 self._tell(copy, result, detail)
 
+    def _take(self, copy: int) -> bool:
+        """The copy's turn has come; False when it was cancelled before."""
+        with self._order:
+            self._begun = copy
+            if copy not in self._cancelled:
+                return True
+            self._cancelled.remove(copy)
+            return False
+
     def _try_start(self, copy: StartCopy) -> tuple[CopyResult | None, str]:
         """The copy's end, or None while it is in flight."""
+        if not self._take(copy.copy):
+            return CopyResult.NOT_STARTED, "its transfer was over"
         if self._broken:
             return CopyResult.NOT_STARTED, f"the GPU failed before: {self._broken}"
         source, dest = self._pools[copy.source], self._pools[copy.dest]

@@ -84,11 +84,13 @@ class GenerateRequest(_message.Message):
     sequence leaves after the prompt.
     """
     rows_per_message: _builtins.int
-    """Output rows that the client wishes in one message; at least 1. Unset: 1. The last message of
-    a stream may have fewer, and a stream that waited may get more.
+    """Output rows in each message after the first; at least 1. Unset: 1. The last message of a
+    stream may have fewer; none has more.
     """
     first_rows: _builtins.int
-    """Rows in the first message, so that audio can start early; at least 1. Unset: 1."""
+    """Output rows in the first message, so that audio can start early; at least 1. Unset: 1. Fewer
+    only where the stream has no more.
+    """
     sent_ns: _builtins.int
     """The client's clock when it sent this: ns of the machine's monotonic clock; 0: unknown. Only
     for the timeline, and only meaningful for clients on the unit's machine.

@@ -1,0 +1,92 @@
+"""What the doctor's findings mean, in plain words, and what to do about them. No GPU needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from duplet_kvproxy.choice import TRANSPORTS, best_trial
+from duplet_kvproxy.trial import Trial
+
+NO_PEER = (
+    "No peer access between these GPUs. GeForce cards have none with the stock driver: use a "
+    "driver with P2P. Otherwise look at `nvidia-smi topo -p2p r`, at IOMMU and at ACS."
+)
+NO_IMEX = (
+    "FABRIC handles need an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels). They are "
+    "not needed where one kvproxy sees both GPUs."
+)
+USE_MPS = (
+    "Layer-major pools move by kernels, which wait for time slices while both GPUs work: start "
+    "MPS for all services of the unit, or use page-major pools."
+)
+ONE_GPU = "One GPU is visible: prefill and decode would share it. kvproxy must see both GPUs."
+NO_HANDLE = (
+    "No handle could be passed: containers need the same GPUs visible in kvproxy, and IPC "
+    "handles a shared PID namespace."
+)
+
+
+def draw_verdict(report: dict[str, Any]) -> dict[str, Any]:
+    """`ok`, `verdict` and `advice` for a report of `doctor.examine`."""
+    verdict: list[str] = []
+    advice: list[str] = []
+    cpu = report["cpu"]
+    if cpu["ok"]:
+        verdict.append(f"CPU pools pass between processes and move at {cpu['gb_s']:g} GB/s (shm)")
+    else:
+        verdict.append(f"CPU pools do not work: {cpu['detail']}")
+        advice.append("CPU pools need memfd_create, and descriptors over Unix sockets.")
+    ok = bool(cpu["ok"])
+    if not report["gpus"]:
+        why = report["no_gpus_because"] or "the driver sees none"
+        verdict.insert(0, f"No GPU here ({why}): units on this machine run on the CPU")
+        return {"ok": ok, "verdict": verdict, "advice": advice}
+    ok &= _judge_handles(report, verdict, advice)
+    ok &= _judge_pairs(report, verdict, advice)
+    return {"ok": ok, "verdict": verdict, "advice": advice}
+
+
+def _judge_handles(report: dict[str, Any], verdict: list[str], advice: list[str]) -> bool:
+    works = False
+    for kind in dict.fromkeys(h["kind"] for h in report["handles"]):
+        trials = [h for h in report["handles"] if h["kind"] == kind]
+        failed = [h for h in trials if not h["ok"]]
+        if not failed:
+            slowest = max(h["map_ms"] for h in trials)
+            verdict.append(f"{kind} handles work (mapped in {slowest:g} ms)")
+            works = True
+            continue
+        verdict.append(f"{kind} refused: {failed[0]['detail']}")
+        if kind == "cumem-fabric":
+            advice.append(NO_IMEX)
+    if not works:
+        advice.append(NO_HANDLE)
+    return works
+
+
+def _judge_pairs(report: dict[str, Any], verdict: list[str], advice: list[str]) -> bool:
+    trials = [Trial(**fields) for fields in report["trials"]]
+    if any(not link["peer_access"] for link in report["links"]):
+        advice.append(NO_PEER)
+    if len(report["gpus"]) == 1:
+        advice.append(ONE_GPU)
+    ok = True
+    for source, dest in dict.fromkeys((t.source, t.dest) for t in trials):
+        for arrangement in ("page-major", "layer-major"):
+            pair = [
+                t
+                for t in trials
+                if (t.source, t.dest, t.arrangement) == (source, dest, arrangement)
+            ]
+            best = best_trial(pair, TRANSPORTS, report["mps"])
+            name = f"{source[:12]} → {dest[:12]}, {arrangement} pools"
+            if best is None:
+                why = "; ".join(sorted({f"{t.transport}: {t.detail}" for t in pair}))
+                verdict.append(f"{name}: nothing works ({why})")
+                ok = ok and arrangement == "layer-major"
+                continue
+            staged = "" if best.transport == "staged" else "; staged not needed"
+            verdict.append(f"{name}: P2P by {best.transport} at {best.gb_s:g} GB/s{staged}")
+            if best.transport != "pages" and not report["mps"] and USE_MPS not in advice:
+                advice.append(USE_MPS)
+    return ok
