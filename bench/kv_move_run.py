@@ -1,4 +1,4 @@
-"""One condition of the KV movement bench: `python bench/kv_move_run.py idle|busy|mps`.
+"""One condition of the KV movement bench: `python -m bench.kv_move_run idle|busy|mps`.
 
 Three processes: two owners of pools, each seeing one GPU, and this one, which sees both and
 moves. Every case is checked row for row, then timed in turns with one contiguous copy of the
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from kv_move_unit import OwnerProcess, start_pair
 
+from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, queue_copies, queue_copy
 from duplet_kvproxy.transport import GpuTransport, TransportName
 from duplet_kvproxy.trial import build_transport

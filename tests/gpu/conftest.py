@@ -10,7 +10,7 @@ import pytest
 from duplet_memory.cuda_driver import CudaError, open_devices
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT))
 
 
 def why_not() -> str:

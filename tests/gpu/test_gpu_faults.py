@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_move_unit import OwnerProcess
 
+from bench.kv_move_unit import OwnerProcess
 from duplet_memory.cuda_driver import open_devices
 
 CHILD = Path(__file__).with_name("mover_child.py")
@@ -140,7 +140,7 @@ def test_a_dead_mover_writes_nothing_more(
     first = dest.ask(do="digest", pages=pages, rows=1500, repeats=1)["digests"]
     source.ask(do="digest", pages=pages, rows=1500, repeats=1)
     assert dest.ask(do="digest", pages=pages, rows=1500, repeats=1)["digests"] == first
-    assert len(set(first)) < len(first), "all pages hold poison alone"
+    assert len(set(first)) == 2, "full pages and the last one hold poison alone"
 
 
 def test_a_stopped_mover_goes_on_later(

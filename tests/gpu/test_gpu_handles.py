@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from kv_move_unit import OwnerProcess
 
+from bench.kv_move_unit import OwnerProcess
 from duplet_core.errors import DupletError, InvalidInput
 from duplet_memory.cuda_driver import CudaError, open_devices
 from duplet_memory.cuda_pool import map_cuda_pool

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_move_unit import OwnerProcess, start_pair
 
+from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_core.errors import InvalidInput
 from duplet_kvproxy.transport import GPU_TRANSPORTS, GpuTransport, TransportName
 from duplet_kvproxy.trial import build_transport

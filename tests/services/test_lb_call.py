@@ -120,3 +120,24 @@ async def test_a_client_that_reads_gets_its_message() -> None:
     made.end(WELL)
     await made.write(context, "end")
     assert context.written == ["rows", "end"]
+
+
+async def test_a_failure_while_the_write_expires_is_taken_without_harm() -> None:
+    """The end comes after the write's timeout fired and before the writing task ran again."""
+    one = call(time_s=-10.0)
+    raised: list[BaseException] = []
+
+    def end() -> None:
+        try:
+            one.end(SLOW)
+        except RuntimeError as error:
+            raised.append(error)
+
+    class Expiring(Context):
+        async def write(self, response: object) -> None:
+            asyncio.get_running_loop().call_soon(end)  # right behind the timeout's own callback
+            await super().write(response)
+
+    await asyncio.gather(one.write(Expiring(stuck=True), "rows"), return_exceptions=True)
+    assert one.failed
+    assert raised == []

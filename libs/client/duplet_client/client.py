@@ -89,8 +89,8 @@ class AsyncClient:
             columns: integers a row; needed with a prompt of bytes.
             sampling: None, or None in one of its fields: the unit's defaults.
             max_rows: most output rows; None: the model's default.
-            rows_per_message: rows wished in one message; None: 1.
-            first_rows: rows wished in the first message; None: 1.
+            rows_per_message: rows in each message after the first; None: 1.
+            first_rows: rows in the first message; None: 1.
             request_id: empty: the unit mints one.
             voice: label for logs and routing.
             session: label for logs and routing.

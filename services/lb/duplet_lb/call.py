@@ -77,7 +77,8 @@ class Call:
         """The request is over. A failure interrupts a write that waits for the client."""
         self.ended = ended
         self._changed.set()
-        if self.failed and self._writing is not None:
+        # One that expires at this moment cannot be moved, and need not be.
+        if self.failed and self._writing is not None and not self._writing.expired():
             self._writing.reschedule(asyncio.get_running_loop().time())
 
     async def write(self, context: Any, response: Any) -> None:

@@ -1,0 +1,86 @@
+"""From prefill's last `Move` to decode's `Landed`, through a real kvproxy over gRPC.
+
+`python -m bench.kv_move_grpc`: kvproxy with its own transport choice, two peers that own pools
+and whose engines work. One JSON object a line, as `kv_move_run` prints them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from bench.kv_move_run import say
+from duplet_memory.cuda_driver import open_devices
+
+ROWS = 1500
+CHUNK_ROWS = 256
+ROW_BYTES = 36 * 2 * 2048
+TRANSFERS = 400
+SKIPPED = 50
+LINK_GB_S = 368.0
+"""Of one contiguous copy, measured by `kv_move_run`; turns bytes ahead into queueing."""
+
+
+def run_unit(window: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Times of prefill's last Moves and of decode's Landed, by transfer."""
+    devices = open_devices()
+    with tempfile.TemporaryDirectory(prefix="kv") as run_dir:
+        environment = {
+            **os.environ,
+            "DUPLET_RUN_DIR": run_dir,
+            "DUPLET_KVPROXY_TRANSPORTS": "pages,push,staged",
+            "DUPLET_LOG_LEVEL": "warning",
+        }
+        kvproxy = subprocess.Popen([sys.executable, "-m", "duplet_kvproxy"], env=environment)
+        plan = {"run_dir": run_dir, "transfers": TRANSFERS, "window": window}
+        plan |= {"rows": ROWS, "chunk_rows": CHUNK_ROWS}
+        own = {
+            "prefill": {"device": devices[0].uuid, "load": "matmul"},
+            "decode": {"device": devices[-1].uuid, "load": "sum"},
+        }
+        peers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.kv_move_peer", role, json.dumps({**plan, **more})],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for role, more in own.items()
+        ]
+        answers = [json.loads(peer.communicate(timeout=200)[0]) for peer in peers]
+        kvproxy.terminate()
+        kvproxy.wait(60)
+    return answers[0], answers[1]
+
+
+def tell(window: int) -> None:
+    """Say p50 and p99 of a window, as measured and less the link's own queueing."""
+    sent, landed = run_unit(window)
+    numbers = sorted(int(n) for n in landed if int(n) >= SKIPPED)
+    took_ms, less_ms = [], []
+    for number in numbers:
+        start, end = sent[str(number)], landed[str(number)]
+        # Transfers before this one that had not landed when its last Move left.
+        ahead = sum(1 for n in range(max(0, number - window), number) if landed[str(n)] > start)
+        took_ms.append((end - start) / 1e6)
+        less_ms.append(took_ms[-1] - (ahead + 1) * ROWS * ROW_BYTES / LINK_GB_S / 1e6)
+    for name, values in (("", took_ms), (".less-link", less_ms)):
+        p50, p99 = (float(p) for p in np.percentile(values, [50, 99]))
+        more: dict[str, Any] = {"transfers": len(values), "rows": ROWS}
+        say(f"move-to-landed.{window}-in-flight{name}.p50", p50, "ms", **more)
+        say(f"move-to-landed.{window}-in-flight{name}.p99", p99, "ms", **more)
+
+
+def main() -> int:
+    for window in (1, 8):
+        tell(window)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
