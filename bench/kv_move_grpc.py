@@ -23,6 +23,7 @@ CHUNK_ROWS = 256
 ROW_BYTES = 36 * 2 * 2048
 TRANSFERS = 400
 SKIPPED = 50
+LIMIT_S = 45
 LINK_GB_S = 368.0
 """Of one contiguous copy, measured by `kv_move_run`; turns bytes ahead into queueing."""
 
@@ -37,24 +38,23 @@ def run_unit(window: int) -> tuple[dict[str, int], dict[str, int]]:
             "DUPLET_KVPROXY_TRANSPORTS": "pages,push,staged",
             "DUPLET_LOG_LEVEL": "warning",
         }
-        kvproxy = subprocess.Popen([sys.executable, "-m", "duplet_kvproxy"], env=environment)
+        kvproxy = [sys.executable, "-m", "duplet_kvproxy"]
+        processes: list[subprocess.Popen[Any]] = [subprocess.Popen(kvproxy, env=environment)]
         plan = {"run_dir": run_dir, "transfers": TRANSFERS, "window": window}
         plan |= {"rows": ROWS, "chunk_rows": CHUNK_ROWS}
         own = {
             "prefill": {"device": devices[0].uuid, "load": "matmul"},
             "decode": {"device": devices[-1].uuid, "load": "sum"},
         }
-        peers = [
-            subprocess.Popen(
-                [sys.executable, "-m", "bench.kv_move_peer", role, json.dumps({**plan, **more})],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for role, more in own.items()
-        ]
-        answers = [json.loads(peer.communicate(timeout=200)[0]) for peer in peers]
-        kvproxy.terminate()
-        kvproxy.wait(60)
+        for role, more in own.items():
+            peer = [sys.executable, "-m", "bench.kv_move_peer", role, json.dumps(plan | more)]
+            processes.append(subprocess.Popen(peer, stdout=subprocess.PIPE, text=True))
+        try:
+            answers = [json.loads(p.communicate(timeout=LIMIT_S)[0]) for p in processes[1:]]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
     return answers[0], answers[1]
 
 

@@ -30,7 +30,7 @@ from duplet_wire.streams import CODECS
 PAGE_ROWS = 16
 PAGES = 1024
 SLOTS = 8
-LIMIT_S = 120.0
+LIMIT_S = 40.0
 
 
 class Peer:

@@ -105,7 +105,7 @@ def write_table(path: Path) -> None:
 def render_table(results: Iterable[Result]) -> str:
     """Case, value, unit and budget as a Markdown table."""
     rows = [("case", "value", "unit", "budget")]
-    rows += [(r.case, f"{r.value:.4g}", r.unit, r.budget) for r in results]
+    rows += [(r.case, _format(r.value), r.unit, r.budget) for r in results]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = []
     for case, value, unit, budget in rows:
@@ -115,6 +115,10 @@ def render_table(results: Iterable[Result]) -> str:
     rule[1] = rule[1][:-1] + ":"
     lines.insert(1, f"| {' | '.join(rule)} |")
     return "\n".join(lines)
+
+
+def _format(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def quantile(values: Sequence[float], share: float) -> float:

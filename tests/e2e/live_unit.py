@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -218,6 +220,17 @@ class LiveUnit:
         return unit
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process while the context lasts; continue it in any case."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # It may have left meanwhile.
+            os.kill(pid, signal.SIGCONT)
+
+
 def pids_of_run_dir(run_dir: Path) -> set[int]:
     """Processes, this one excepted, whose environment names the run directory."""
     wanted = f"DUPLET_RUN_DIR={run_dir}".encode()
@@ -236,11 +249,14 @@ def pids_of_run_dir(run_dir: Path) -> set[int]:
 
 @asynccontextmanager
 async def live_unit(
-    settings: Mapping[str, str] | None = None, limits: Limits = QUICK
+    settings: Mapping[str, str] | None = None,
+    limits: Limits = QUICK,
+    modules: Mapping[Role, str] | None = None,
 ) -> AsyncIterator[LiveUnit]:
     """Start a unit, wait until it serves, and drain it afterwards; nothing of it is left.
 
-    A copy check at the end of each stream is on: a write that came late would show.
+    `modules`: what runs in a service's place, by the name of a module of these tests. A copy
+    check at the end of each stream is on: a write that came late would show.
     """
     metrics = {str(role): free_local_address() for role in SERVICES}
     environment = clean_environment(
@@ -251,11 +267,17 @@ async def live_unit(
                 for role, address in metrics.items()
             },
             **(settings or {}),
+            "PYTHONPATH": str(Path(__file__).parents[2]),  # for `modules`
         }
     )
     with owned_run_dir(None) as run_dir:
         listen = free_local_address()
-        services = unit_services(run_dir, listen, environment)
+        services = [
+            replace(service, argv=(sys.executable, "-m", modules[Role(service.name)]))
+            if modules and service.name in modules
+            else service
+            for service in unit_services(run_dir, listen, environment)
+        ]
         unit = LiveUnit(run_dir, listen, services, metrics, limits)
         running = asyncio.create_task(unit.supervisor.run())
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,6 +53,11 @@ class Stream:
     started: Started | None = None
     finished: Finished | None = None
     error: GenerateError | None = None
+    request_id: str = ""
+    sent_s: float = 0.0
+    """When the call was made: wall clock, as in the services' logs."""
+    over_s: float = 0.0
+    """When the client had the end of it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -88,6 +94,8 @@ class Stream:
         timeout_s: float = 60.0,
     ) -> Stream:
         """Make the call and read it to its end; an error is kept, not raised."""
+        self.request_id = request_id
+        self.sent_s = time.time()
         generation = client.generate(
             self.ask.prompt(spec),
             sampling=SamplingOptions(seed=self.ask.seed),
@@ -109,6 +117,7 @@ class Stream:
         except GenerateError as error:
             self.error = error
         finally:
+            self.over_s = time.time()
             self.changed.set()
         return self
 
@@ -147,10 +156,12 @@ def assert_prefix(stream: Stream, reference: Stream) -> None:
 class Load:
     """So many clients, each sending one request after the other until told to stop."""
 
-    def __init__(self, address: str, spec: ModelSpec, asks: list[Ask]) -> None:
+    def __init__(self, address: str, spec: ModelSpec, asks: list[Ask], name: str = "") -> None:
+        """`name`: begins the id of every request; empty: the unit mints ids."""
         self._address = address
         self._spec = spec
         self._asks = asks
+        self._name = name
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self.current: list[Stream] = [Stream(ask) for ask in asks]
@@ -170,9 +181,13 @@ class Load:
                 await asyncio.gather(*self._tasks)
         await self.stop()
 
+    def send_no_more(self) -> None:
+        """What each client waits for now is its last."""
+        self._stopping = True
+
     async def stop(self) -> None:
         """Send nothing more; every client reads what it waits for to the end."""
-        self._stopping = True
+        self.send_no_more()
         await asyncio.wait(self._tasks)
         for task in self._tasks:
             if not task.cancelled():
@@ -212,7 +227,9 @@ class Load:
         async with AsyncClient(self._address) as client:
             while not self._stopping:
                 stream = self.current[index] = Stream(self._asks[index])
-                await stream.read(client, self._spec)
+                number = len(self.done[index])
+                request_id = f"{self._name}-{index}-{number}" if self._name else ""
+                await stream.read(client, self._spec, request_id=request_id)
                 self.done[index].append(stream)
                 if stream.error is not None:
                     await asyncio.sleep(RETRY_S)  # As a client would that means to try again.

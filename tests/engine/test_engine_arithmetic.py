@@ -19,6 +19,7 @@ from duplet_engine.arithmetic import (
     rope_tables,
     swiglu,
 )
+from duplet_engine.tiny import TINY
 
 SHAPES = [(128, 64), (64, 64), (320, 64), (64, 192), (1536, 576), (576, 1536)]
 
@@ -88,7 +89,7 @@ def test_swiglu_is_finite_for_large_inputs() -> None:
 
 
 def test_rope_turns_adjacent_pairs_by_rounded_tables() -> None:
-    cos, sin = rope_tables(100, 16, 1e4)
+    cos, sin = rope_tables(TINY.backbone, 100, torch.float32)
     assert torch.equal(cos.bfloat16().float(), cos)
     assert cos[0].eq(1).all() and sin[0].eq(0).all()
     x = random_rows(100 * 2, 16).view(100, 2, 16)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
@@ -14,7 +11,7 @@ import pytest_asyncio
 from duplet_client import AsyncClient
 from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
-from tests.e2e.live_unit import LiveUnit, live_unit, until
+from tests.e2e.live_unit import LiveUnit, live_unit, stopped, until
 from tests.e2e.streams import Ask, Load, Stream, assert_prefix, assert_same, known_spec, read_all
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,17 +42,6 @@ async def reference(unit: LiveUnit, spec: ModelSpec) -> list[Stream]:
         streams = [(await read_all(client, spec, [ask]))[0] for ask in ASKS]
     assert all(stream.error is None for stream in streams)
     return streams
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Stop a process while the context lasts; continue it in any case."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):  # It may have left meanwhile.
-            os.kill(pid, signal.SIGCONT)
 
 
 async def assert_unharmed(unit: LiveUnit, load: Load, reference: list[Stream]) -> None:

@@ -41,6 +41,9 @@ class MoverChild:
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        while line and not line.startswith("{"):
+            # A log line.
+            line = self.process.stdout.readline()
         assert line, f"the mover ended with {self.process.wait(LIMIT_S)}"
         answer: dict[str, Any] = json.loads(line)
         assert "failed" not in answer, answer

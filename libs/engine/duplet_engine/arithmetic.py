@@ -12,6 +12,9 @@ breaks it on a CPU, and the rule against it here:
 - A sum over rows or over a dimension that grows with the batch or the context regroups.
   Sums here run over dimensions of fixed size, or one after the other in a loop.
 - Fused multiply-add (`addcmul`, `baddbmm` and kin) is left out for the same reason.
+
+All that holds in float32. In bfloat16 nothing is promised about bits: products are the library's,
+with one rounding at their end; what lies between products is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from duplet_core.errors import InvariantError
+from duplet_engine.model_config import RopeScaling, TransformerConfig
 
 ROW_TILE = 8
 """Every matrix product has a multiple of so many rows."""
@@ -31,11 +35,12 @@ def pad_rows(count: int) -> int:
     return max(ROW_TILE, -(-count // ROW_TILE) * ROW_TILE)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x [m, k] @ weight [n, k].T`, m a multiple of ROW_TILE."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [m, k] @ weight [n, k].T + bias [n]`, m a multiple of ROW_TILE."""
     if x.shape[0] % ROW_TILE:
         raise InvariantError(f"linear over {x.shape[0]} rows, not whole tiles of {ROW_TILE}")
-    return functional.linear(x, weight)
+    product = functional.linear(x, weight)
+    return product if bias is None else product + bias
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,25 +52,40 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`."""
-    return gate / (1.0 + torch.exp(-gate)) * up
+    gate32 = gate.float()
+    return (gate32 / (1.0 + torch.exp(-gate32)) * up.float()).to(gate.dtype)
 
 
-def rope_tables(positions: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin `[positions, head_dim / 2]`, float32 values rounded to bfloat16.
+def rope_tables(
+    config: TransformerConfig, positions: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin `[positions, head_dim / 2]`, float32; values of bfloat16 where the config says
+    so, or where the model computes in it, as the models were trained."""
+    pair = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    frequencies = config.rope_base ** (-pair / config.head_dim)
+    if config.rope_scaling is not None:
+        frequencies = _stretch(frequencies, config.rope_scaling)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    if config.rope_rounded or dtype == torch.bfloat16:
+        return cos.bfloat16().float(), sin.bfloat16().float()
+    return cos, sin
 
-    The models were trained with rounded tables; exact ones give over-long, garbled audio.
-    """
-    pair = torch.arange(0, head_dim, 2, dtype=torch.float32)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), base ** (-pair / head_dim))
-    return angles.cos().bfloat16().float(), angles.sin().bfloat16().float()
+
+def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    turns = scaling.original_positions * frequencies / (2 * torch.pi)
+    share = (turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
+    kept = share.clamp(0.0, 1.0)
+    return frequencies * kept + frequencies / scaling.factor * (1.0 - kept)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn adjacent pairs (2j, 2j + 1) of `x [m, heads, head_dim]` by `cos, sin [m, dim / 2]`."""
-    pairs = x.unflatten(-1, (-1, 2))
+    pairs = x.float().unflatten(-1, (-1, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     cos, sin = cos[:, None], sin[:, None]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+    return turned.to(x.dtype)
 
 
 def check_row_independence(shapes: set[tuple[int, int]]) -> None:
@@ -76,7 +96,7 @@ def check_row_independence(shapes: set[tuple[int, int]]) -> None:
             give different rows in different company.
     """
     for n, k in sorted(shapes):
-        weight = (torch.arange(n * k) % 251 - 125).float().view(n, k) / 97
+        weight = (torch.arange(n * k, dtype=torch.int32) % 251 - 125).float().view(n, k) / 97
         rows = (torch.arange(256 * k) % 241 - 120).float().view(256, k) / 89
         whole = linear(rows, weight)
         for count in (8, 16, 24, 32, 64, 128):

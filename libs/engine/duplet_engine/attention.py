@@ -7,7 +7,7 @@ For a query the work is cut at absolute block borders: each block gives its larg
 
 summed from the first block to the last. A block that is masked for a query adds exact zeros,
 so neither the chunk that a prompt was cut into nor a longer neighbour in the batch moves a
-bit of the result.
+bit of the result. It is computed in float32, whatever the keys and values are kept in.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tenso
             query may not see. Each query sees at least one.
 
     Returns:
-        [n, t, heads * dim]
+        [n, t, heads * dim], of the queries' dtype.
     """
+    dtype = query.dtype
+    query, keys, values = query.float(), keys.float(), values.float()
     n, t, heads, dim = query.shape
     _, blocks, kv_heads, block_rows, _ = keys.shape
     group = heads // kv_heads
@@ -78,7 +80,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tenso
         total = total + block_sum[:, block]
         out = out + block_out[:, block]
     out = (out / total)[:, :, : t * group].view(n, kv_heads, t, group, dim)
-    return out.transpose(1, 2).reshape(n, t, heads * dim)
+    return out.transpose(1, 2).reshape(n, t, heads * dim).to(dtype)
 
 
 class ChunkAttention:
@@ -154,9 +156,17 @@ class RowAttention:
     Owns its cache, which lives for one row of a batch.
     """
 
-    def __init__(self, layers: int, batch: int, positions: int, kv_heads: int, dim: int) -> None:
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        positions: int,
+        kv_heads: int,
+        dim: int,
+        dtype: torch.dtype,
+    ) -> None:
         slots = pad_rows(positions)
-        self._keys = torch.zeros(layers, batch, 1, kv_heads, slots, dim)
+        self._keys = torch.zeros(layers, batch, 1, kv_heads, slots, dim, dtype=dtype)
         self._values = torch.zeros_like(self._keys)
         self._slot = torch.arange(slots)
         self._first = 0

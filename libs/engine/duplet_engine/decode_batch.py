@@ -135,7 +135,6 @@ class DecodeBatch:
         self._top_k[slot] = sampling.top_k
         self._window[slot] = sampling.repetition_window
         self._recent[slot] = -1
-        token = int(row[0])
-        ids = self._config.drawable_ids
-        if token in ids:
-            self._recent[slot, -1] = ids.index(token)
+        index = self._config.drawable_index(int(row[0]))
+        if index is not None:
+            self._recent[slot, -1] = index

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from duplet_core.errors import InvalidInput, Reason, require
+from duplet_core.errors import require
 from duplet_core.messages import Sampling
 from duplet_engine.arithmetic import check_row_independence, pad_rows
 from duplet_engine.attention import QUERY_TILE, ChunkAttention, StepAttention
+from duplet_engine.checkpoint import Progress, load_checkpoint
 from duplet_engine.decode_batch import DecodeBatch
-from duplet_engine.kv_store import KvStore
+from duplet_engine.kv_store import DTYPES, KvStore
 from duplet_engine.model import DualAr
+from duplet_engine.model_config import ModelConfig
 from duplet_engine.sampling import LONGEST_WINDOW, pack_sampling
 from duplet_engine.sequences import PrefillSequence, refuse
-from duplet_engine.tiny import TINY, tiny_weights
 from duplet_engine.weights import fingerprint
 from duplet_memory.digest import KV_HASH
 from duplet_memory.layout import describe_pool
@@ -23,39 +24,43 @@ from duplet_pages.engine_config import EngineConfig
 from duplet_pages.spec import ModelSpec
 
 
+def _tell_nobody(_done_bytes: int, _total_bytes: int) -> None:
+    """Progress of a load that nobody watches."""
+
+
 class Engine:
     """Model, pool and nothing else: no free list, no state of sequences.
 
     Owns the pool from construction to `close`, and the model's weights.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress = _tell_nobody) -> None:
         """Load the model and make the pool.
 
         Raises:
-            InvalidInput: the config names a model that is not there.
+            InvalidInput: the config names a model that is not there, or its files are not what
+                they should be.
             InvariantError: this machine's arithmetic depends on the batch.
         """
-        if config.model != TINY.name:
-            raise InvalidInput(
-                Reason.INVALID_REQUEST, f"model is {config.model!r}, there is 'tiny'"
-            )
         self.config = config
-        self.model_config = TINY
-        weights = tiny_weights()
-        self.model = DualAr(TINY, weights)
-        check_row_independence(self.model.product_shapes)
-        backbone = TINY.backbone
+        self.model_config, weights = load_checkpoint(
+            config.model, "cpu", DTYPES[config.dtype], progress
+        )
+        self.model = DualAr(self.model_config, weights)
+        if config.dtype == "float32":
+            # In bfloat16 nobody is promised the same bits.
+            check_row_independence(self.model.product_shapes)
+        backbone = self.model_config.backbone
         description = describe_pool(
             layers=backbone.layers,
             page_rows=config.page_rows,
             kv_heads=backbone.kv_heads,
             head_dim=backbone.head_dim,
-            dtype="float32",
+            dtype=config.dtype,
             pages=config.pool_pages,
             arrangement=config.arrangement,
         )
-        self.spec = _spec(config, fingerprint(weights))
+        self.spec = _spec(config, self.model_config, fingerprint(weights))
         self.pool: Pool = create_pool(description)
         self._store: KvStore | None = KvStore(self.pool)
 
@@ -124,8 +129,7 @@ class Engine:
         return rows[0]
 
 
-def _spec(config: EngineConfig, weights_fingerprint: str) -> ModelSpec:
-    model = TINY
+def _spec(config: EngineConfig, model: ModelConfig, weights_fingerprint: str) -> ModelSpec:
     return ModelSpec(
         name=model.name,
         fingerprint=weights_fingerprint,
@@ -141,7 +145,7 @@ def _spec(config: EngineConfig, weights_fingerprint: str) -> ModelSpec:
         layers=model.backbone.layers,
         kv_heads=model.backbone.kv_heads,
         head_dim=model.backbone.head_dim,
-        dtype="float32",
+        dtype=config.dtype,
         kv_hash=KV_HASH,
         rows_per_second=model.rows_per_second,
     )

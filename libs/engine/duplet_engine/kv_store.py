@@ -7,6 +7,7 @@ from torch import Tensor
 
 from duplet_memory.pool import Pool
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_ROWS = 128
 """Rows of one attention block; borders lie at multiples of it, counted from row 0."""
 
@@ -20,13 +21,12 @@ class KvStore:
 
     def __init__(self, pool: Pool) -> None:
         d = pool.description
-        if d.dtype != "float32":
-            raise ValueError(f"the CPU engine computes in float32, the pool holds {d.dtype}")
         self.page_rows = d.page_rows
         self.pages_per_block = max(1, BLOCK_ROWS // d.page_rows)
         self.block_rows = self.pages_per_block * d.page_rows
         self._page_stride, self._layer_stride, self._kv_stride = d.slab_strides
-        flat = torch.from_numpy(pool.array).view(-1)
+        # NumPy has no bfloat16: the pool's array is its bit patterns.
+        flat = torch.from_numpy(pool.array).view(DTYPES[d.dtype]).view(-1)
         self._slabs = flat.view(-1, d.page_rows * d.kv_heads * d.head_dim)
         self._rows = flat.view(-1, d.kv_heads, d.head_dim)
         self._row_shape = (d.kv_heads, d.head_dim)
@@ -63,7 +63,8 @@ class KvStore:
                 not neutralise a NaN that another sequence has left there.
 
         Returns:
-            keys and values, float32 [n, blocks, kv_heads, block_rows, head_dim] each.
+            keys and values, [n, blocks, kv_heads, block_rows, head_dim] each, of the pool's
+            dtype.
         """
         key_slabs = tables.reshape(-1) * self._page_stride + layer * self._layer_stride
         keys = self._slabs.index_select(0, key_slabs)

@@ -26,6 +26,8 @@ class Block:
         self._attention_norm = weights[f"{prefix}.attention_norm.weight"]
         self._wqkv = weights[f"{prefix}.attention.wqkv.weight"]
         self._wo = weights[f"{prefix}.attention.wo.weight"]
+        self._qkv_bias = weights[f"{prefix}.attention.wqkv.bias"] if config.qkv_bias else None
+        self._out_bias = weights[f"{prefix}.attention.wo.bias"] if config.out_bias else None
         if config.qk_norm:
             self._q_norm = weights[f"{prefix}.attention.q_norm.weight"]
             self._k_norm = weights[f"{prefix}.attention.k_norm.weight"]
@@ -42,14 +44,14 @@ class Block:
     def forward(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attention) -> Tensor:
         """`x [m, width]` -> [m, width]; `cos, sin [m, head_dim / 2]` of the rows' positions."""
         c = self._config
-        qkv = linear(rms_norm(x, self._attention_norm, c.norm_eps), self._wqkv)
+        qkv = linear(rms_norm(x, self._attention_norm, c.norm_eps), self._wqkv, self._qkv_bias)
         qkv = qkv.view(x.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
         query, key, value = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
         if c.qk_norm:
             query = rms_norm(query, self._q_norm, c.norm_eps)
             key = rms_norm(key, self._k_norm, c.norm_eps)
         query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
-        x = x + linear(attend(layer, query, key, value), self._wo)
+        x = x + linear(attend(layer, query, key, value), self._wo, self._out_bias)
         hidden = rms_norm(x, self._ffn_norm, c.norm_eps)
         return x + linear(swiglu(linear(hidden, self._w1), linear(hidden, self._w3)), self._w2)
 
@@ -69,7 +71,7 @@ class Transformer:
             Block(config, weights, f"{prefix}.layers.{layer}") for layer in range(config.layers)
         ]
         self._norm = weights[f"{prefix}.norm.weight"]
-        self._cos, self._sin = rope_tables(positions, config.head_dim, config.rope_base)
+        self._cos, self._sin = rope_tables(config, positions, self._norm.dtype)
 
     @property
     def product_weights(self) -> list[Tensor]:
@@ -77,10 +79,14 @@ class Transformer:
         return [weight for block in self._blocks for weight in block.product_weights]
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        """`x [m, width]` at `positions int64 [m]` -> [m, width] after the final norm."""
+        """`x [m, width]` at `positions int64 [m]` -> [m, width] before the final norm."""
         cos, sin = self._cos[positions], self._sin[positions]
         for layer, block in enumerate(self._blocks):
             x = block.forward(layer, x, cos, sin, attend)
+        return x
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The final norm of `x [m, width]`."""
         return rms_norm(x, self._norm, self._config.norm_eps)
 
 
@@ -93,8 +99,11 @@ class DualAr:
         self._backbone = Transformer(
             config.backbone, weights, "text_model.model", config.longest_sequence
         )
-        self._ids = torch.tensor(config.drawable_ids)
-        self._head = _pad_head(self._embeddings[self._ids])
+        self._ids = torch.tensor(config.drawn_ids)
+        head = "embeddings" if config.tied_head else "output"
+        table = weights[f"text_model.model.{head}.weight"]
+        # Without codebooks every id is drawable, in order: the table itself, which is large.
+        self._head = _pad_head(table[list(config.drawable_ids)] if config.codebooks else table)
         self._stop_index = config.drawable_ids.index(config.stop_id)
         small = config.codebook_transformer
         if small is not None:
@@ -102,6 +111,8 @@ class DualAr:
             self._code_offsets = torch.arange(config.codebooks) * config.codebook_entries
             self._small_embeddings = weights["audio_decoder.embeddings.weight"]
             self._small = Transformer(small, weights, "audio_decoder", config.codebooks)
+            self._project = weights.get("audio_decoder.project_in.weight")
+            self._project_bias = weights.get("audio_decoder.project_in.bias")
             output = weights["audio_decoder.output.weight"]
             self._small_heads = [_pad_head(output[:size]) for size in config.codebook_sizes]
 
@@ -112,11 +123,13 @@ class DualAr:
         if self.config.codebook_transformer is not None:
             stacks.append(self._small)
             heads += self._small_heads
+            if self._project is not None:
+                heads.append(self._project)
         products = heads + [weight for stack in stacks for weight in stack.product_weights]
         return {(weight.shape[0], weight.shape[1]) for weight in products}
 
     def embed(self, rows: Tensor) -> Tensor:
-        """`rows int64 [m, columns]` -> float32 [m, width]."""
+        """`rows int64 [m, columns]` -> [m, width]."""
         c = self.config
         tokens = rows[:, 0]
         x = self._embeddings[tokens]
@@ -124,20 +137,23 @@ class DualAr:
             return x
         codes = self._code_tables[rows[:, 1:] + self._code_offsets]
         # One codebook after the other: a sum over a short dimension may regroup with m.
-        total = x
+        total = x.float()
         for book in range(c.codebooks):
             total = total + codes[:, book]
         semantic = (tokens >= c.semantic_first) & (tokens <= c.semantic_last)
-        return torch.where(semantic[:, None], total / c.columns**0.5, x)
+        if c.scaled_embeddings:
+            total = total / c.columns**0.5
+        return torch.where(semantic[:, None], total.to(x.dtype), x)
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """Run the backbone over `rows int64 [m, columns]` at `positions int64 [m]`, m whole row
-        tiles; returns hidden states, float32 [m, width], after the final norm."""
+        tiles; returns hidden states [m, width] before the final norm."""
         return self._backbone.forward(self.embed(rows), positions, attend)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
-        """`hidden [m, width]` -> [m, entries] over the drawable ids, -inf where padded."""
-        logits = linear(hidden, self._head)
+        """`hidden [m, width]` of `forward` -> float32 [m, entries] over the drawable ids, -inf
+        where padded."""
+        logits = linear(self._backbone.norm(hidden), self._head).float()
         logits[:, self._ids.shape[0] :] = float("-inf")
         return logits
 
@@ -145,7 +161,7 @@ class DualAr:
         """Draw the next row of each sequence.
 
         Args:
-            hidden: float32 [m, width] at the newest row of each, m whole row tiles.
+            hidden: [m, width] of `forward` at the newest row of each, m whole row tiles.
             draws: how, [m].
             recent: int64 [m, LONGEST_WINDOW], indices drawn before.
 
@@ -174,7 +190,13 @@ class DualAr:
         small = c.codebook_transformer
         assert small is not None
         m = hidden.shape[0]
-        attend = RowAttention(small.layers, m, c.codebooks, small.kv_heads, small.head_dim)
+        if c.hidden_after_norm:
+            hidden = self._backbone.norm(hidden)
+        if self._project is not None:
+            hidden = linear(hidden, self._project, self._project_bias)
+        attend = RowAttention(
+            small.layers, m, c.codebooks, small.kv_heads, small.head_dim, hidden.dtype
+        )
         widest = max((head.shape[0] for head in self._small_heads[1:]), default=0)
         noise = gumbel_noise(draws.seed, draws.position, torch.arange(2, c.columns), widest)
         codes = [first_code.clamp(0, c.codebook_entries - 1)]
@@ -191,7 +213,7 @@ class DualAr:
             out = self._small.forward(x, positions, attend)
             if book == 1:
                 out = out.view(m, 2, -1)[:, 1].contiguous()
-            logits = linear(out, self._small_heads[book])
+            logits = linear(self._small.norm(out), self._small_heads[book]).float()
             logits[:, c.codebook_sizes[book] :] = float("-inf")
             entries = logits.shape[1]
             codes.append(
@@ -207,7 +229,9 @@ class DualAr:
 
 
 def _pad_head(weight: Tensor) -> Tensor:
-    """Copy of an output weight with zero rows up to whole entry tiles."""
+    """An output weight with zero rows up to whole entry tiles; a copy where it needs some."""
+    if weight.shape[0] == pad_entries(weight.shape[0]):
+        return weight
     padded = weight.new_zeros(pad_entries(weight.shape[0]), weight.shape[1])
     padded[: weight.shape[0]] = weight
     return padded

@@ -14,6 +14,7 @@ from duplet_core.engine import Ready
 from duplet_engine.decode_loop import run_decode
 from duplet_engine.engine import Engine
 from duplet_engine.link import Link
+from duplet_engine.load_progress import told_progress
 from duplet_engine.monolith_loop import run_monolith
 from duplet_engine.prefill_loop import run_prefill
 from duplet_engine.warmup import warm_up
@@ -59,7 +60,8 @@ def serve(config: EngineConfig, link: Link) -> None:
     loop = _LOOPS[config.role]
     torch.set_num_threads(config.threads)
     with torch.inference_mode():
-        engine = Engine(config)
+        with told_progress(config.role, config.model) as progress:
+            engine = Engine(config, progress)
         warm_up(engine)
         link.send(
             Ready(

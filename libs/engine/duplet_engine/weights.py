@@ -28,13 +28,18 @@ def uniform_tensor(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's tensors, as its published checkpoints have them."""
+    """Names and shapes of a model's tensors: S2-Pro's published names, one layout for all.
+
+    `wqkv` holds q, k and v, one after the other; RoPE turns adjacent pairs.
+    """
     backbone = config.backbone
     shapes: dict[str, tuple[int, ...]] = {
         "text_model.model.embeddings.weight": (config.vocab, backbone.width),
         "text_model.model.norm.weight": (backbone.width,),
         **_block_shapes("text_model.model", backbone),
     }
+    if not config.tied_head:
+        shapes["text_model.model.output.weight"] = (config.vocab, backbone.width)
     small = config.codebook_transformer
     if small is not None:
         entries = config.codebook_entries
@@ -48,6 +53,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "audio_decoder.output.weight": (entries, small.width),
             **_block_shapes("audio_decoder", small),
         }
+        if config.projects_hidden:
+            shapes["audio_decoder.project_in.weight"] = (small.width, backbone.width)
+            shapes["audio_decoder.project_in.bias"] = (small.width,)
     return shapes
 
 
@@ -60,6 +68,10 @@ def _block_shapes(prefix: str, config: TransformerConfig) -> dict[str, tuple[int
         shapes[f"{block}.attention_norm.weight"] = (config.width,)
         shapes[f"{block}.attention.wqkv.weight"] = (qkv_width, config.width)
         shapes[f"{block}.attention.wo.weight"] = (config.width, heads_width)
+        if config.qkv_bias:
+            shapes[f"{block}.attention.wqkv.bias"] = (qkv_width,)
+        if config.out_bias:
+            shapes[f"{block}.attention.wo.bias"] = (config.width,)
         if config.qk_norm:
             shapes[f"{block}.attention.q_norm.weight"] = (config.head_dim,)
             shapes[f"{block}.attention.k_norm.weight"] = (config.head_dim,)
@@ -83,5 +95,5 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -5,6 +5,7 @@ Importing this module needs no GPU and no bindings; the first call does.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import uuid
@@ -54,6 +55,29 @@ def call(name: str, *arguments: Any) -> Any:
     if code != module.CUresult.CUDA_SUCCESS:
         raise CudaError(name, code.name)
     return results[0] if len(results) == 1 else tuple(results) or None
+
+
+def native_function(name: str, version: int, *types: Any) -> Any:
+    """One of the driver's functions without the bindings, for calls where turning arguments
+    into the bindings' objects would take a good part of the call's own time. Returns the code.
+
+    Raises:
+        CudaError: the driver has no such function as of CUDA `version` (13000 for 13.0).
+    """
+    address, status = call("cuGetProcAddress", name.encode(), version, 0)
+    if not address:
+        raise CudaError(name, f"{status.name}: the driver is older than CUDA {version // 1000}")
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(int(address))
+
+
+def check_code(name: str, code: int) -> None:
+    """Check what a native function returned.
+
+    Raises:
+        CudaError: anything but success.
+    """
+    if code:
+        raise CudaError(name, driver().CUresult(code).name)
 
 
 class Device:

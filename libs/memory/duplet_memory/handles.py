@@ -70,5 +70,5 @@ def import_handle(
     """
     require(kind in GPU_HANDLES, f"{kind} is no GPU handle")
     if kind == "cuda-ipc":
-        return import_ipc(owner, reach, size, token)
+        return import_ipc(reach, size, token)
     return import_cumem(kind, owner, reach, size, fd, token)

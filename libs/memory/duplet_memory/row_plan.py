@@ -67,8 +67,7 @@ def _places(pool: PoolDescription, pages: NDArray[np.int64]) -> NDArray[np.int32
             f"rows over all layers, most are {MOST_PLACES - 1}",
         )
     first = (pages * (pool.slab_strides[0] * pool.page_rows)).astype(np.int32)
-    places: NDArray[np.int32] = (
-        first[:, None] + np.arange(pool.page_rows, dtype=np.int32)
-    ).reshape(-1)
+    in_page: NDArray[np.int32] = np.arange(pool.page_rows, dtype=np.int32)
+    places = np.add(first[:, np.newaxis], in_page, dtype=np.int32).reshape(-1)
     places.flags.writeable = False
     return places

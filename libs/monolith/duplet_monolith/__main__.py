@@ -96,6 +96,7 @@ async def serve(service: Service[MonolithSettings]) -> None:
     config = EngineConfig(
         role="monolith",
         model=settings.model,
+        dtype=settings.dtype,
         pool_pages=settings.pool_pages,
         page_rows=settings.page_rows,
         slots=settings.slots,

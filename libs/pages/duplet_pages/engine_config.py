@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Arrangement = Literal["page-major", "layer-major"]
+Dtype = Literal["float32", "bfloat16"]
 EngineRole = Literal["prefill", "decode", "monolith"]
 
 
@@ -16,6 +17,9 @@ class EngineConfig:
 
     role: EngineRole
     model: str = "tiny"
+    """A built-in model, 'random:<shape>', or the path of a checkpoint's directory."""
+    dtype: Dtype = "float32"
+    """Of weights, arithmetic and KV."""
     pool_pages: int = 2048
     page_rows: int = 16
     slots: int = 16

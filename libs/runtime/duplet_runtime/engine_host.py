@@ -18,7 +18,7 @@ from duplet_core.effects import Effect, Event, FromEngineEvent
 from duplet_core.engine import FromEngine, Ready
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import Role
-from duplet_pages.engine_config import Arrangement, EngineConfig
+from duplet_pages.engine_config import Arrangement, Dtype, EngineConfig
 from duplet_runtime.engine_process import EngineProcess, EngineReady
 from duplet_runtime.executor import Executor
 from duplet_runtime.machine import Machine
@@ -39,7 +39,9 @@ class EngineSettings(ServiceSettings):
     """What a service with an engine is told."""
 
     model: str = "tiny"
-    """Name of a built-in model."""
+    """A built-in model ('tiny'), 'random:<shape>', or the path of a checkpoint's directory."""
+    dtype: Dtype = "float32"
+    """Of weights, arithmetic and KV; the same in prefill and decode."""
     pool_pages: int = Field(default=2048, ge=1)
     """Pages of the KV pool."""
     page_rows: int = Field(default=16, ge=1, le=64)

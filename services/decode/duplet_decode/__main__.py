@@ -76,6 +76,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
     config = EngineConfig(
         role="decode",
         model=settings.model,
+        dtype=settings.dtype,
         pool_pages=settings.pool_pages,
         page_rows=settings.page_rows,
         slots=settings.slots,

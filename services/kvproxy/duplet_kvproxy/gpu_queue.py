@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duplet_core.errors import require
-from duplet_memory.cuda_driver import CudaError, Device, call, driver
+from duplet_memory.cuda_driver import Device, call, check_code, driver, native_function
 
 _NON_BLOCKING = 1
-_BATCH_VERSION = 13000
 
-GROUP_COPIES = 16
+FIRST_GROUP_COPIES = 4
+MOST_GROUP_COPIES = 32
 """Copies of one call to the driver."""
 
 
@@ -140,16 +140,19 @@ class _Attributes(ctypes.Structure):
 
 @functools.cache
 def _batch_function() -> Any:
-    """cuMemcpyBatchAsync as of CUDA 13, without the bindings: they would turn every address
-    into an object, which takes as long as a tenth of the copy itself."""
-    address, status = call("cuGetProcAddress", b"cuMemcpyBatchAsync", _BATCH_VERSION, 0)
-    if not address:
-        raise CudaError("cuMemcpyBatchAsync", f"{status.name}: the driver needs CUDA 13")
+    """cuMemcpyBatchAsync as of CUDA 13: destinations, sources, sizes, count, attributes, index
+    of each attribute's first copy, attributes' count, stream."""
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    kind = ctypes.CFUNCTYPE(
-        ctypes.c_int, pointer, pointer, pointer, size, pointer, pointer, size, pointer
-    )
-    return kind(int(address))
+    types = (pointer, pointer, pointer, size, pointer, pointer, size, pointer)
+    return native_function("cuMemcpyBatchAsync", 13000, *types)
+
+
+def _groups(count: int) -> Iterator[tuple[int, int]]:
+    """Start and length of the groups in which `count` copies go out: small ones first."""
+    start, size = 0, FIRST_GROUP_COPIES
+    while start < count:
+        yield start, min(size, count - start)
+        start, size = start + size, min(2 * size, MOST_GROUP_COPIES)
 
 
 def queue_copies(queue: GpuQueue, ranges: NDArray[Any], source: int, dest: int) -> None:
@@ -170,16 +173,14 @@ def queue_copies(queue: GpuQueue, ranges: NDArray[Any], source: int, dest: int) 
     sizes = np.ascontiguousarray(ranges[:, 2])
     handle = int(queue.handle)
     queue.device.use()
-    for start in range(0, len(sizes), GROUP_COPIES):
+    places = (dests.ctypes.data, sources.ctypes.data, sizes.ctypes.data)
+    for start, count in _groups(len(sizes)):
         code = function(
-            dests.ctypes.data + 8 * start,
-            sources.ctypes.data + 8 * start,
-            sizes.ctypes.data + 8 * start,
-            min(GROUP_COPIES, len(sizes) - start),
+            *(place + 8 * start for place in places),
+            count,
             ctypes.addressof(attributes),
             ctypes.addressof(first_index),
             1,
             handle,
         )
-        if code:
-            raise CudaError("cuMemcpyBatchAsync", module.CUresult(code).name)
+        check_code("cuMemcpyBatchAsync", code)

@@ -8,21 +8,50 @@ checked against the PTX before the first launch.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from duplet_core.errors import require
-from duplet_memory.cuda_driver import CudaError, Device, call
+from duplet_memory.cuda_driver import CudaError, Device, call, check_code, native_function
 
 WARPS = 8
 THREADS = WARPS * 32
 TILE_BYTES = 16 << 10
 """Of one tile: four 16-byte words for each of the threads."""
 PROGRAMS_PER_SM = 2
-_HIDDEN_PARAMETERS = 2
-"""Triton appends pointers to global scratch and to profile scratch; ours need neither."""
-_PARAMETER_TYPES = (ctypes.c_void_p,) * 4 + (ctypes.c_int32,) * 4 + (ctypes.c_void_p,) * 2
+
+
+class _Parameters(ctypes.Structure):
+    """The kernel's parameters, which the driver copies at the launch. Triton appends pointers
+    to global scratch and to profile scratch; our kernels need neither."""
+
+    _fields_ = (
+        ("source", ctypes.c_uint64),
+        ("dest", ctypes.c_uint64),
+        ("source_places", ctypes.c_uint64),
+        ("dest_places", ctypes.c_uint64),
+        ("rows", ctypes.c_int32),
+        ("slabs", ctypes.c_int32),
+        ("source_step", ctypes.c_int32),
+        ("dest_step", ctypes.c_int32),
+        ("global_scratch", ctypes.c_uint64),
+        ("profile_scratch", ctypes.c_uint64),
+    )
+
+
+_OFFSETS = tuple(getattr(_Parameters, name).offset for name, _ in _Parameters._fields_)
+_PLACES = ctypes.c_void_p * len(_OFFSETS)
+
+
+@functools.cache
+def _launch_function() -> Any:
+    """cuLaunchKernel: function, grid, block, shared bytes, stream, parameters, extra."""
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    return native_function(
+        "cuLaunchKernel", 4000, pointer, *(number,) * 7, pointer, pointer, pointer
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +129,7 @@ class MoveRows:
         """
         compiled = compile_move_rows(shape, device.capability)
         parameters = parameter_count(compiled.asm["ptx"])
-        wanted = len(LaunchedRows.__slots__) + _HIDDEN_PARAMETERS
+        wanted = len(_OFFSETS)
         if parameters != wanted:
             raise CudaError(
                 "move_rows", f"Triton compiled {parameters} parameters, this launcher has {wanted}"
@@ -110,7 +139,8 @@ class MoveRows:
         self._most_programs = PROGRAMS_PER_SM * device.attribute("MULTIPROCESSOR_COUNT")
         self._block_rows = shape.block_rows
         module = call("cuModuleLoadData", compiled.asm["cubin"])
-        self._function = call("cuModuleGetFunction", module, compiled.metadata.name.encode())
+        name = compiled.metadata.name.encode()
+        self._function = int(call("cuModuleGetFunction", module, name))
 
     def launch(self, stream: Any, arguments: LaunchedRows) -> None:
         """Queue on `stream` of this kernel's GPU, whose context is current.
@@ -122,11 +152,21 @@ class MoveRows:
         require(a.rows > 0 and a.slabs > 0, "a launch moves something")
         tiles = -(-a.rows // self._block_rows) * a.slabs
         grid = min(tiles, self._most_programs)
-        values = (a.source, a.dest, a.source_places, a.dest_places)
-        numbers = (a.rows, a.slabs, a.source_step, a.dest_step)
-        packed = ((*values, *numbers, 0, 0), _PARAMETER_TYPES)
-        function, shared = self._function, self._shared
-        call("cuLaunchKernel", function, grid, 1, 1, THREADS, 1, 1, shared, stream, packed, 0)
+        parameters = _Parameters(
+            a.source,
+            a.dest,
+            a.source_places,
+            a.dest_places,
+            a.rows,
+            a.slabs,
+            a.source_step,
+            a.dest_step,
+        )
+        start = ctypes.addressof(parameters)
+        places = _PLACES(*(start + offset for offset in _OFFSETS))
+        shape = (grid, 1, 1, THREADS, 1, 1, self._shared)
+        code = _launch_function()(self._function, *shape, int(stream), places, None)
+        check_code("cuLaunchKernel", code)
 
 
 def parameter_count(ptx: str) -> int:

@@ -13,16 +13,15 @@ from duplet_memory.plan import RowCopy, plan_pages
 
 
 class PageMover:
-    """One stream of the destination's GPU, whose copy engine reads across the link: a little
-    faster than writing across it (measured). Owns the stream and one event a flight.
-    """
+    """One stream of the source's GPU, whose copy engine writes across the link; reading from
+    the other end measured the same. Owns the stream and one event a flight."""
 
     name: TransportName = "pages"
 
-    def __init__(self, source: Device, dest: Device) -> None:
-        self._device = dest
-        self._queue = GpuQueue(dest)
-        self._events = [GpuEvent(dest) for _ in range(MAX_IN_FLIGHT)]
+    def __init__(self, source: Device) -> None:
+        self._device = source
+        self._queue = GpuQueue(source)
+        self._events = [GpuEvent(source) for _ in range(MAX_IN_FLIGHT)]
 
     def start(self, copy: RowCopy, source: GpuPool, dest: GpuPool) -> Flight:
         """As `GpuTransport.start`. Rounds out to whole pages."""

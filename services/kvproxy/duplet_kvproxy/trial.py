@@ -99,7 +99,7 @@ def build_transport(name: TransportName, source: Device, dest: Device) -> GpuTra
         CudaError: what it needs was refused.
     """
     if name == "pages":
-        return PageMover(source, dest)
+        return PageMover(source)
     if name == "staged":
         return StagedMover(source, dest)
     require(name in ("push", "pull"), f"{name} is no transport between GPUs")

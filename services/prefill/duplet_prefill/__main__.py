@@ -72,6 +72,7 @@ async def serve(service: Service[PrefillSettings]) -> None:
     config = EngineConfig(
         role="prefill",
         model=settings.model,
+        dtype=settings.dtype,
         pool_pages=settings.pool_pages,
         page_rows=settings.page_rows,
         chunk_rows=settings.chunk_rows,

@@ -1,0 +1,255 @@
+"""Attention of a prompt's new rows over paged KV: causal, a tile of rows a program.
+
+The formula is that of `gpu_attend_step`. A tile holds up to TILE_ROWS consecutive rows of one
+sequence with all query heads of one key head, so a block of keys is read once for all of them.
+Tiles of one launch may belong to different sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from duplet_engine.gpu_kv import PagedKv
+
+_TILE_QUERIES = 128
+"""Query rows of one program's matrix product: rows times heads of the group."""
+_BLOCK_ROWS = 64
+_STAGES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTiles:
+    """Where the rows of one launch stand. Tensors are on the device; lives for one chunk."""
+
+    index: Tensor
+    """int32 [tiles, 4]: table, first query row, its position, rows of the tile."""
+    tile_rows: int
+
+    @staticmethod
+    def of(
+        spans: Sequence[tuple[int, int, int]], heads: int, kv_heads: int, device: torch.device
+    ) -> ChunkTiles:
+        """Cut spans (table, position of the first row, rows) into tiles; the query's rows are
+        the spans' rows one after the other."""
+        group = triton.next_power_of_2(heads // kv_heads)
+        tile_rows = max(1, _TILE_QUERIES // group)
+        tiles = []
+        query_row = 0
+        for table, position, rows in spans:
+            for first in range(0, rows, tile_rows):
+                size = min(tile_rows, rows - first)
+                tiles.append((table, query_row + first, position + first, size))
+            query_row += rows
+        # Long contexts first: the last programs to start are then short ones.
+        tiles.sort(key=lambda tile: -tile[2])
+        index = torch.tensor(tiles, dtype=torch.int32)
+        if device.type == "cuda":
+            index = index.pin_memory().to(device, non_blocking=True)
+        return ChunkTiles(index, tile_rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _weigh(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    table,
+    start,
+    end,
+    position,
+    top,
+    total,
+    mixed,
+    page_stride,
+    kv_stride,
+    scale,
+    head_place,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Take the block of keys from `start` on into the running sums."""
+    item = tl.arange(0, HEAD_DIM)
+    place = start + tl.arange(0, BLOCK_ROWS)
+    if MASKED:
+        page = tl.load(table + place // PAGE_ROWS, mask=place < end, other=0).to(tl.int64)
+    else:
+        page = tl.load(table + place // PAGE_ROWS).to(tl.int64)
+    offset = page * page_stride + (place % PAGE_ROWS) * (KV_HEADS * HEAD_DIM) + head_place
+    item_place = offset[:, None] + item[None, :]
+    if MASKED:
+        k = tl.load(keys + item_place, mask=(place < end)[:, None], other=0.0)
+        v = tl.load(keys + kv_stride + item_place, mask=(place < end)[:, None], other=0.0)
+    else:
+        k = tl.load(keys + item_place)
+        v = tl.load(keys + kv_stride + item_place)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if MASKED:
+        scores = tl.where(place[None, :] <= position[:, None], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_top[:, None])
+    kept = tl.exp2(top - new_top)
+    total = total * kept + tl.sum(weights, axis=1)
+    mixed = mixed * kept[:, None]
+    mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision=PRECISION)
+    return new_top, total, mixed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend_chunk(  # type: ignore[no-untyped-def]
+    query,
+    keys,
+    tables,
+    tiles,
+    out,
+    query_stride,
+    table_width,
+    page_stride,
+    kv_stride,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (tile, kv head).
+
+    Args:
+        query: [rows, query_stride], a row's query heads first, [HEADS, HEAD_DIM].
+        keys: items of the layer's keys, see PagedKv.
+        tables: int32 [tables, table_width], page numbers.
+        tiles: int32 [tiles, 4], see ChunkTiles.
+        out: [rows, HEADS, HEAD_DIM], written.
+        scale: log2(e) / sqrt(HEAD_DIM).
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    tile = tiles + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
+    table = tables + tl.load(tile).to(tl.int64) * table_width
+    first_row = tl.load(tile + 1)
+    first_position = tl.load(tile + 2)
+    rows = tl.load(tile + 3)
+
+    number = tl.arange(0, QUERIES)
+    member = number % GROUP_PADDED
+    row = number // GROUP_PADDED
+    real = (member < GROUP) & (row < rows)
+    # Rows past the tile's last see what the first sees; they are not stored.
+    position = first_position + tl.where(row < rows, row, 0)
+    item = tl.arange(0, HEAD_DIM)
+    head = kv_head * GROUP + member
+    query_row = (first_row + row).to(tl.int64)
+    q_place = (query_row * query_stride + head * HEAD_DIM)[:, None] + item[None, :]
+    q = tl.load(query + q_place, mask=real[:, None], other=0.0)
+
+    top = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+    head_place = kv_head * HEAD_DIM
+    end = first_position + rows
+    # Blocks that every row of the tile sees whole need no mask.
+    clear = (first_position + 1) // BLOCK_ROWS * BLOCK_ROWS
+    for start in range(0, clear, BLOCK_ROWS):
+        top, total, mixed = _weigh(
+            q,
+            keys,
+            table,
+            start,
+            end,
+            position,
+            top,
+            total,
+            mixed,
+            page_stride,
+            kv_stride,
+            scale,
+            head_place,
+            KV_HEADS,
+            HEAD_DIM,
+            PAGE_ROWS,
+            BLOCK_ROWS,
+            PRECISION,
+            False,
+        )
+    for start in range(clear, end, BLOCK_ROWS):
+        top, total, mixed = _weigh(
+            q,
+            keys,
+            table,
+            start,
+            end,
+            position,
+            top,
+            total,
+            mixed,
+            page_stride,
+            kv_stride,
+            scale,
+            head_place,
+            KV_HEADS,
+            HEAD_DIM,
+            PAGE_ROWS,
+            BLOCK_ROWS,
+            PRECISION,
+            True,
+        )
+    mixed = mixed / total[:, None]
+    place = (query_row * HEADS + head)[:, None] * HEAD_DIM + item[None, :]
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=real[:, None])
+
+
+def launch_attend_chunk(
+    query: Tensor, kv: PagedKv, layer: int, tables: Tensor, tiles: ChunkTiles, heads: int
+) -> Tensor:
+    """Queue one layer's attention on the current stream.
+
+    Args:
+        query: `[rows, width]`, a row's `heads * head_dim` query items first; rotated.
+        kv: where keys and values lie, those of the query's own rows included.
+        layer: the layer.
+        tables: int32 [tables, pages], every sequence's pages.
+        tiles: made for the same heads.
+        heads: query heads, a multiple of the key heads.
+
+    Returns:
+        `[rows, heads * head_dim]` in the query's dtype.
+    """
+    group = triton.next_power_of_2(heads // kv.kv_heads)
+    queries = tiles.tile_rows * group
+    out = query.new_empty(query.shape[0], heads * kv.head_dim)
+    attend_chunk[(tiles.index.shape[0], kv.kv_heads)](
+        query,
+        kv.layer(layer),
+        tables,
+        tiles.index,
+        out,
+        query.stride(0),
+        tables.stride(0),
+        kv.page_stride,
+        kv.kv_stride,
+        math.log2(math.e) / kv.head_dim**0.5,
+        HEADS=heads,
+        KV_HEADS=kv.kv_heads,
+        HEAD_DIM=kv.head_dim,
+        PAGE_ROWS=kv.page_rows,
+        GROUP_PADDED=group,
+        QUERIES=queries,
+        BLOCK_ROWS=_BLOCK_ROWS,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=8,
+        num_stages=_STAGES,
+    )
+    return out

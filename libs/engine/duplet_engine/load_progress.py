@@ -1,0 +1,52 @@
+"""What the engine's process tells of a load that takes long: a bar on a terminal, else log lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from duplet_engine.checkpoint import Progress as Told
+from duplet_runtime.logs import configure_logs, get_logger
+
+LOG_PERCENT = 20
+"""A log line each time so much more has been read."""
+
+
+@contextmanager
+def told_progress(role: str, model: str) -> Iterator[Told]:
+    """Tell stderr how far the load of `model` is, while the context lasts."""
+    if not sys.stderr.isatty():
+        yield LoggedLoad(role, model)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    console = Console(stderr=True)
+    with Progress(*columns, TransferSpeedColumn(), console=console) as bar:
+        task = bar.add_task(f"loading {model}", total=None)
+
+        def move(done_bytes: int, total_bytes: int) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes)
+
+        yield move
+
+
+class LoggedLoad:
+    """Progress as log lines. Says nothing of models that are made and not read."""
+
+    def __init__(self, role: str, model: str) -> None:
+        configure_logs(f"{role}-engine", f"pid-{os.getpid()}", "auto", "info")
+        self._log = get_logger("duplet.engine").bind(model=model)
+        self._next_percent = 0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        percent = 100 * done_bytes // max(1, total_bytes)
+        if percent < self._next_percent:
+            return
+        self._next_percent = percent - percent % LOG_PERCENT + LOG_PERCENT
+        self._log.info(
+            "loading model", percent=percent, done_bytes=done_bytes, total_bytes=total_bytes
+        )
