@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak lint format protos bench-admission bench-stream clean
+.PHONY: help venv demo test soak faults faults-long tables lint format protos bench-admission bench-stream clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -36,6 +36,15 @@ test: $(STAMP)  ## all tests
 
 soak: $(STAMP)  ## 10,000 requests with cancels, disconnects, slow readers; SOAK_REQUESTS=n
 	@$(BIN)/python -m bench.soak
+
+faults: $(STAMP)  ## every fault on real processes, and a control run with one rule off
+	@$(BIN)/python -m tests.faults.run_faults
+
+faults-long: $(STAMP)  ## faults in random order until FAULTS_CHECKS=n KV checks (20,000)
+	@FAULTS_CHECKS=$${FAULTS_CHECKS:-20000} $(BIN)/python -m tests.faults.run_faults
+
+tables: $(STAMP)  ## the machines' tables in docs/safety.md, from the code
+	@$(BIN)/python -m docs.machine_tables
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 120
+LIMIT_S = 60
 KERNELS = ("push", "pull", "staged")
 
 
@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/measurements"))
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
-    lines = run_part("bench.kv_move_run", "idle") + run_part("bench.kv_move_run", "busy")
+    lines = run_part("bench.kv_move_run", "busy") + run_part("bench.kv_move_run", "idle")
     lines += run_part("bench.kv_move_grpc")
     with mps() as environment:
         lines += run_part("bench.kv_move_run", "mps", more=environment)

@@ -50,12 +50,14 @@ def run_unit(window: int) -> tuple[dict[str, int], dict[str, int]]:
             peer = [sys.executable, "-m", "bench.kv_move_peer", role, json.dumps(plan | more)]
             processes.append(subprocess.Popen(peer, stdout=subprocess.PIPE, text=True))
         try:
-            answers = [json.loads(p.communicate(timeout=LIMIT_S)[0]) for p in processes[1:]]
+            texts = [p.communicate(timeout=LIMIT_S)[0] for p in processes[1:]]
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    return answers[0], answers[1]
+    # Log lines come first.
+    sent, landed = (json.loads(text.splitlines()[-1]) for text in texts)
+    return sent, landed
 
 
 def tell(window: int) -> None:

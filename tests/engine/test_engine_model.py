@@ -28,7 +28,7 @@ def test_hidden_states_are_the_plain_models(make_engine: MakeEngine) -> None:
     rows = torch.from_numpy(random_prompt(np.random.default_rng(5), 160).astype(np.int64))
     attend = ChunkAttention(KvStore(engine.pool), torch.arange(10), 0, 160)
     hidden = engine.model.forward(rows, torch.arange(160), attend)
-    plain = PlainModel(TINY, tiny_weights()).hidden(rows)[0]
+    plain = PlainModel(TINY, tiny_weights()).stream(rows)
     assert plain.square().mean().sqrt() > 0.5
     torch.testing.assert_close(hidden.double(), plain, rtol=0, atol=2e-4)
     del attend

@@ -40,6 +40,8 @@ LONGEST_WAIT_S = 0.1
 SETTINGS = {
     "DUPLET_KVPROXY_COPY_DELAY_S": "0.1",
     "DUPLET_DECODE_TRANSFER_DEADLINE_S": "1.5",
+    # New transfers keep a kvproxy busy that was told to leave: this ends its drain.
+    "DUPLET_KVPROXY_DRAIN_S": "3",
 }
 UNORDERED = "tests.faults.unordered_kvproxy"
 CARELESS = "tests.faults.careless_decode"

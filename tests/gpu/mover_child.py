@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 
 from duplet_core.effects import CopyDone, CopyResult, StartCopy
@@ -31,6 +32,8 @@ class Moving:
         self.mover = Mover(self.take, Choice(("pages",)), self.break_off)
         for name, description, fd in zip(NAMES, descriptions, fds, strict=True):
             self.mover.add_pool(name, map_cuda_pool(fd, description, open_devices()))
+            # It would keep the memory of a dead owner, as kvproxy's would.
+            os.close(fd)
         page_rows = descriptions[0].page_rows
         self._pages = tuple(range(-(-ROWS // page_rows)))
         self._number = 0

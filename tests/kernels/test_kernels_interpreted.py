@@ -13,7 +13,15 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["interpreted_move_rows.py", "interpreted_kv_hash.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "interpreted_move_rows.py",
+        "interpreted_kv_hash.py",
+        "interpreted_attend.py",
+        "interpreted_step.py",
+    ],
+)
 def test_kernel_against_plain_torch(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / name)],

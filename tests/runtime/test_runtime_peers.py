@@ -126,6 +126,27 @@ async def test_messages_go_both_ways_in_order(record: Any, address: str) -> None
     assert len(near) == len(far) == 202
 
 
+async def test_a_service_that_leaves_says_its_last_words(record: Any, address: str) -> None:
+    near, far = record(), record()
+    acceptor = make_acceptor(far.take, raise_it)
+
+    def greet(event: Any) -> None:
+        near.take(event)
+        if event == StreamOpened(Role.KVPROXY, 1):
+            dialer.send(1, hello())
+
+    dialer = make_dialer(address, greet)
+    async with serving(acceptor, address), dialing(dialer):
+        await far.until(lambda r: len(r) == 1)
+        for number in range(100):
+            acceptor.send(1, abort(number))
+        acceptor.close_all(Reason.DRAINING, "the service stops")
+        await near.until(lambda r: StreamClosed(Role.KVPROXY, 1) in r)
+        await far.until(lambda r: r[-1] == StreamClosed(Role.DECODE, 1))
+    said = [event.message for event in near if isinstance(event, Received)]
+    assert said == [abort(number) for number in range(100)]
+
+
 async def test_close_ends_a_stream_once_and_it_is_redialed(record: Any, address: str) -> None:
     near, far = record(), record()
     acceptor = make_acceptor(far.take, raise_it)

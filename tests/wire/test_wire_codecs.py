@@ -60,7 +60,7 @@ credits_ = st.builds(
     free_slots=uint32s,
     admits_seen=uint64s,
     refusing=st.none() | reasons,
-    census=st.builds(core.Census, uint64s, uint64s, uint64s, uint64s, uint64s),
+    census=st.builds(core.Census, *[uint64s] * 8),
 )
 
 

@@ -63,6 +63,12 @@ class Unit:
     """Ended requests by outcome."""
     pages: Mapping[str, int]
     """Pages of decode's pool by state."""
+    pending_aborts: int = 0
+    """Transfers that ended and wait for the writer's proof."""
+    aborts_resent: int = 0
+    """ABORTs said again on a new stream to kvproxy, since decode started."""
+    writers: int = 0
+    """Living instances of kvproxy that decode watches."""
 
 
 def decode_unit(response: pb.GetUnitResponse) -> Unit:
@@ -85,6 +91,9 @@ def decode_unit(response: pb.GetUnitResponse) -> Unit:
         kv_mismatches=response.totals.kv_mismatches,
         requests=dict(response.totals.requests),
         pages=dict(response.totals.pages),
+        pending_aborts=response.totals.pending_aborts,
+        aborts_resent=response.totals.aborts_resent,
+        writers=response.totals.writers,
     )
 
 

@@ -72,6 +72,7 @@ class DecodeMachine(Machine):
         )
         self.config = config
         self.transfers = Transfers(config, self)
+        self.aborts_resent = 0
         self._admits_seen = 0
         self._told_credit: Credit | None = None
         self._quarantine_red = False
@@ -141,6 +142,7 @@ class DecodeMachine(Machine):
                 "what was granted on an older stream is quarantined before the next Hello",
             )
             held = tuple(t.transfer for t in mine if t.state is State.QUARANTINED)
+            self.aborts_resent += len(held)
             self.emit(Count("aborts_resent", len(held)))
         else:
             self._admits_seen = 0
@@ -221,6 +223,9 @@ class DecodeMachine(Machine):
             ledger.count(PageState.QUARANTINED),
             self.transfers.kv_checks,
             self.transfers.kv_mismatches,
+            self.transfers.pending_aborts(),
+            self.aborts_resent,
+            self.links[Role.KVPROXY].living,
         )
         free = ledger.count(PageState.FREE)
         slots = max(0, self._free_slots())

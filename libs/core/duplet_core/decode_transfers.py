@@ -92,6 +92,10 @@ class Transfers:
         """Transfers that hold a slot: granted to stopping, not quarantined."""
         return sum(1 for t in self.by_transfer.values() if t.state is not State.QUARANTINED)
 
+    def pending_aborts(self) -> int:
+        """Transfers that wait for a proof."""
+        return len(self.by_transfer) - self.streams()
+
     def pages_for(self, rows: int) -> int:
         return -(-rows // self.config.page_rows)
 

@@ -67,6 +67,11 @@ class Link:
         """The newest living instance whose death the kernel will tell us."""
         return next(reversed(self._watched), None)
 
+    @property
+    def living(self) -> int:
+        """Instances whose death the kernel will tell us."""
+        return len(self._watched)
+
     def watch(self, instance: InstanceId) -> None:
         """The kernel will tell us this instance's death."""
         self._watched[instance] = None

@@ -102,6 +102,12 @@ class Census:
     kv_checks: int = 0
     """Checks of landed KV against its digests since decode started."""
     kv_mismatches: int = 0
+    pending_aborts: int = 0
+    """ABORTs without a proof yet, one a quarantined transfer."""
+    aborts_resent: int = 0
+    """ABORTs said again in a Hello since decode started."""
+    writers: int = 0
+    """Living instances of kvproxy whose death the kernel will tell."""
 
 
 @dataclass(frozen=True, slots=True)

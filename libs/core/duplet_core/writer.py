@@ -64,6 +64,8 @@ class WriterMachine(Machine):
         self.transfers = Transfers(self, self._page_rows_of)
         self._dead: set[InstanceId] = set()
         """Dead instances whose mapping is still open; each leaves with its last copy."""
+        self.ends_withheld = 0
+        """As of the last event or timer; for people."""
         self._red_since: int | None = None
         self._checked_at = 0
         self._exit_told = False
@@ -222,9 +224,9 @@ class WriterMachine(Machine):
             self.emit(Drained())
 
     def _check_withheld(self, now: int) -> None:
+        withheld = self.ends_withheld = self.withheld(now)
         if self._red_since is not None:
             return
-        withheld = self.withheld(now)
         limit = now - self.config.withheld_limit_ns
         too_old = any(t.ending_since_ns <= limit for t in self._ending())
         if withheld >= self.config.withheld_bound or too_old:

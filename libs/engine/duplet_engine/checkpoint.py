@@ -88,9 +88,7 @@ def _load_directory(
 
 def _check_names(top: Path, layout: Layout, entries: Mapping[str, TensorEntry]) -> None:
     needed = layout.parts
-    missing = [
-        f"{name} {list(part.shape)}" for name, part in needed.items() if name not in entries
-    ]
+    missing = [f"{name} {list(part.shape)}" for name, part in needed.items() if name not in entries]
     unexpected = [
         f"{name} {list(entry.shape)} in {entry.path.name}"
         for name, entry in entries.items()

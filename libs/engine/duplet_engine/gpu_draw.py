@@ -2,8 +2,9 @@
 
 Logits are sorted as 64-bit keys: the float's bits in an order that integers keep, and below them
 the entry, so that equal logits keep their order and the sorted keys still say whose they are.
-Noise is the same hash of (seed, position, column, entry) as on the CPU; its logarithms and the
-scores are float32, so a draw differs only where two scores are within about 1e-5.
+Noise is the same hash of (seed, position, column, entry) as on the CPU; its logarithms, scores
+and probabilities are float32, so a draw differs only where two scores are within about 1e-5, or
+a sum of probabilities and top_p within about 1e-6.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ def _mix(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gumbel(seed, position, column, entry):  # type: ignore[no-untyped-def]
+def _gumbel(seed, position, COLUMN: tl.constexpr, entry):  # type: ignore[no-untyped-def]
     """Standard Gumbel noise, float32, of uint64 arguments that broadcast."""
     row_key = _mix(_mix(seed) + (position + 1) * 0x9E3779B97F4A7C15)
-    draw_key = _mix(row_key + (column + 1) * 0x9E3779B97F4A7C15)
+    column = tl.full((1,), COLUMN + 1, tl.uint64)
+    draw_key = _mix(row_key + column * 0x9E3779B97F4A7C15)
     bits = _mix(draw_key + (entry + 1) * 0x9E3779B97F4A7C15) >> 12
     below = (bits.to(tl.float32) + 0.5) * 2.0**-52
     # The distance to 1, exactly: float32 could not tell uniforms near 1 apart.
@@ -100,7 +102,9 @@ def draw_entry(  # type: ignore[no-untyped-def]
     top_k = tl.load(top_ks + slot)
 
     rank = tl.arange(0, BLOCK)
-    value = tl.load(logits + row.to(tl.int64) * logits_stride + rank, mask=rank < ENTRIES, other=float("-inf"))
+    value = tl.load(
+        logits + row.to(tl.int64) * logits_stride + rank, mask=rank < ENTRIES, other=float("-inf")
+    )
     if REDRAW_COLUMN > 0:
         finite = (rank >= ENTRIES) | (tl.abs(value) < float("inf"))
         tl.store(broken + row, tl.where(tl.min(finite.to(tl.int32), axis=0) == 1, 0, 1))
@@ -113,7 +117,7 @@ def draw_entry(  # type: ignore[no-untyped-def]
     value = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
     top = tl.max(value, axis=0)
-    cumulative = tl.cumsum(tl.exp(value - top).to(tl.float64), axis=0)
+    cumulative = tl.cumsum(tl.exp(value - top), axis=0)
     noise = _gumbel(seed, position, COLUMN, entry.to(tl.uint64))
     chosen = _choose(cumulative, value, entry, rank, top_p, top_k, temperature, noise)
     # Without a number among the logits the choice means nothing, but it is looked up.
@@ -183,8 +187,3 @@ def launch_draw(
         CODES=code_entries,
         num_warps=max(1, min(16, block // 256)),
     )
-
-
-def check_logits(logits: Tensor) -> None:
-    """Require what the kernel reads: float32, rows next to each other."""
-    require(logits.dtype == torch.float32 and logits.stride(1) == 1, "logits are not float32 rows")

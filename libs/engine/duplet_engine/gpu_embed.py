@@ -1,6 +1,6 @@
 """A row's input: its text embedding and, at semantic positions, those of its codes.
 
-    e = E_text[r0] + [semantic] sum_i E_codes[r_(i+1) + entries * i],    * scale where semantic
+e = E_text[r0] + [semantic] sum_i E_codes[r_(i+1) + entries * i],    * scale where semantic
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
@@ -149,8 +148,3 @@ def launch_place_heads(
         num_warps=1,
     )
     return query
-
-
-def rope_tables_on(device: torch.device, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of `duplet_engine.arithmetic.rope_tables` on the device; the caller owns them."""
-    return cos.to(device).contiguous(), sin.to(device).contiguous()

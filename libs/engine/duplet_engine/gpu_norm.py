@@ -1,6 +1,6 @@
 """Add a block's output to the stream and normalise the sum, in float32.
 
-    x += sum_s delta[s]          out = x / sqrt(mean(x^2) + eps) * weight
+x += sum_s delta[s]          out = x / sqrt(mean(x^2) + eps) * weight
 """
 
 from __future__ import annotations

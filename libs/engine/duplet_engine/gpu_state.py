@@ -31,7 +31,7 @@ class StreamState:
     temperature: Tensor
     """float32 [slots + 1]; 0 takes the most probable entry."""
     top_p: Tensor
-    """float64 [slots + 1]."""
+    """float32 [slots + 1]."""
     top_k: Tensor
     """int32 [slots + 1]; 0 keeps all."""
     window: Tensor
@@ -54,7 +54,7 @@ class StreamState:
             positions=full(-1, torch.int32),
             seeds=full(0, torch.int64),
             temperature=full(1, torch.float32),
-            top_p=full(1, torch.float64),
+            top_p=full(1, torch.float32),
             top_k=full(0, torch.int32),
             window=full(0, torch.int32),
             recent=full(-1, torch.int32, LONGEST_WINDOW),

@@ -1,4 +1,4 @@
-"""What the engine's process tells of a load that takes long: a bar on a terminal, else log lines."""
+"""What the engine tells of a load that takes long: a bar on a terminal, else log lines."""
 
 from __future__ import annotations
 

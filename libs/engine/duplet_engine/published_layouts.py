@@ -125,9 +125,7 @@ def _dual_ar(
     )
 
 
-def _hugging_face(
-    config: TransformerConfig, name: str, shape: tuple[int, ...]
-) -> tuple[Part, ...]:
+def _hugging_face(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
     own = name.removeprefix(_TEXT)
     block = _BLOCK.fullmatch(own)
     if block is None:

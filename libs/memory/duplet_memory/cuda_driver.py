@@ -57,27 +57,43 @@ def call(name: str, *arguments: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results) or None
 
 
-def native_function(name: str, version: int, *types: Any) -> Any:
-    """One of the driver's functions without the bindings, for calls where turning arguments
-    into the bindings' objects would take a good part of the call's own time. Returns the code.
+_NATIVE_VERSION = 13000
+_WORD = ctypes.c_uint64
+"""An address or a handle."""
+_NATIVE_TYPES: dict[str, tuple[Any, ...]] = {
+    "cuCtxSetCurrent": (_WORD,),
+    "cuEventRecord": (_WORD, _WORD),
+    "cuStreamWaitEvent": (_WORD, _WORD, ctypes.c_uint),
+    "cuMemcpyHtoDAsync": (_WORD, _WORD, ctypes.c_size_t, _WORD),
+    "cuMemcpyDtoDAsync": (_WORD, _WORD, ctypes.c_size_t, _WORD),
+    # Destinations, sources, sizes, count; attributes, each one's first copy, their count; stream.
+    "cuMemcpyBatchAsync": (*(_WORD,) * 3, ctypes.c_size_t, _WORD, _WORD, ctypes.c_size_t, _WORD),
+    # Function, grid and block, shared bytes, stream, parameters, extra.
+    "cuLaunchKernel": (_WORD, *(ctypes.c_uint,) * 7, _WORD, _WORD, _WORD),
+}
+
+
+def call_quickly(name: str, *arguments: int) -> None:
+    """Call a function of the driver that only queues work, from the mover's hot path.
+
+    Passes numbers as they are, where the bindings would make an object of each address, and
+    keeps the interpreter's lock, where the bindings let go of it: beside a busy event loop each
+    letting go could cost a switch interval before the next copy is queued.
 
     Raises:
-        CudaError: the driver has no such function as of CUDA `version` (13000 for 13.0).
+        CudaError: it returned anything but success, or the driver is older than CUDA 13.
     """
-    address, status = call("cuGetProcAddress", name.encode(), version, 0)
-    if not address:
-        raise CudaError(name, f"{status.name}: the driver is older than CUDA {version // 1000}")
-    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(int(address))
-
-
-def check_code(name: str, code: int) -> None:
-    """Check what a native function returned.
-
-    Raises:
-        CudaError: anything but success.
-    """
+    code = _native_function(name)(*arguments)
     if code:
         raise CudaError(name, driver().CUresult(code).name)
+
+
+@functools.cache
+def _native_function(name: str) -> Any:
+    address, status = call("cuGetProcAddress", name.encode(), _NATIVE_VERSION, 0)
+    if not address:
+        raise CudaError(name, f"{status.name}: the driver is older than CUDA 13")
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *_NATIVE_TYPES[name])(int(address))
 
 
 class Device:
@@ -94,7 +110,7 @@ class Device:
         raw = call("cuDeviceGetUuid", self.handle).bytes
         self.uuid = f"GPU-{uuid.UUID(bytes=bytes(raw))}"
         self.name: str = call("cuDeviceGetName", 128, self.handle).split(b"\0")[0].decode()
-        self._context: Any = None
+        self._context: int | None = None
 
     def attribute(self, name: str) -> int:
         """One of CUdevice_attribute, named without its prefix."""
@@ -110,8 +126,8 @@ class Device:
     def use(self) -> None:
         """Make this GPU's context the calling thread's."""
         if self._context is None:
-            self._context = call("cuDevicePrimaryCtxRetain", self.handle)
-        call("cuCtxSetCurrent", self._context)
+            self._context = int(call("cuDevicePrimaryCtxRetain", self.handle))
+        call_quickly("cuCtxSetCurrent", self._context)
 
     def free_bytes(self) -> int:
         """Memory that nobody has on this GPU, over all processes."""

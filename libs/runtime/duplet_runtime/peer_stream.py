@@ -2,7 +2,8 @@
 
 Shared by both ends; `peers` gives it the calls to read and write with. A stream ends once,
 for the first cause that comes: the other end, our close, a malformed message, an outbox that
-overflows. What is then still in the outbox is lost, as it would be with a broken connection.
+overflows. What is then still in the outbox is lost, as it would be with a broken connection;
+a service that leaves in peace ends its streams with `finish_when_sent`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class PeerStream(Generic[P]):
         # Owned here from `run` to `settle`.
         self._writer: asyncio.Task[None] | None = None
         self._in_write = False
+        self._last: StreamEnd | None = None
+        """The end that comes when the outbox is written."""
 
     @property
     def ended(self) -> bool:
@@ -65,6 +68,13 @@ class PeerStream(Generic[P]):
         """End the stream; only the first cause counts."""
         if not self.ended:
             self._end.set_result(StreamEnd(reason, detail))
+
+    def finish_when_sent(self, reason: Reason | None, detail: str) -> None:
+        """End the stream when all that was put is written; any other cause may come first."""
+        if self._outbox.empty() and not self._in_write:
+            self.finish(reason, detail)
+        else:
+            self._last = StreamEnd(reason, detail)
 
     async def run(
         self,
@@ -148,6 +158,8 @@ class PeerStream(Generic[P]):
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
                 self.finish(None, _describe(error))
             self._in_write = False
+            if self._last is not None and self._outbox.empty():
+                self.finish(self._last.reason, self._last.detail)
 
 
 def _describe(error: Exception) -> str:

@@ -171,10 +171,11 @@ class Acceptor(Generic[P]):
             self._streams[stream].finish(reason, detail)
 
     def close_all(self, reason: Reason, detail: str) -> None:
-        """End all streams and refuse new ones; before the server stops."""
+        """End all streams, each when its last message is written, and refuse new ones; before
+        the server stops, whose grace bounds the time that a peer gets which does not read."""
         self._closing = Unavailable(reason, detail)
         for stream in self._streams.values():
-            stream.finish(reason, detail)
+            stream.finish_when_sent(reason, detail)
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One incoming stream from its first message to its end.

@@ -1,11 +1,17 @@
 """Exhaustive search over the real machines at small scope: every order of every step.
 
 Breadth first, so the first violation found has a shortest trace. States are compared by a
-64-bit hash of their full contents. Faults (see `scopes.FAULTS`) are budgeted per run; everything
-else (every interleaving of messages, engine steps, copies, deaths told late, reconnects,
-cancels, timers) is free. Two reductions, both sound for page safety: what an engine says to
-its I/O process, and what prefill and decode say to lb, is heard at once (a delay there only
-moves the listener's reaction, and its reaction has a delayed queue of its own).
+64-bit hash of their full contents. Faults (see `scopes.FAULTS`) are budgeted per run, and so
+are cancels and deadlines; everything else (every interleaving of messages, engine steps,
+copies, deaths told late, reconnects) is free. Reductions, each towards the worse order:
+
+- What an engine says to its I/O process, and what prefill and decode say to lb, is heard at
+  once: a delay only moves the listener's reaction, and that has a delayed queue of its own.
+- The steps in `steps.urgent` are taken at once for the same reason: an engine sees new
+  sequences and launches steps as early as can be (Stop it sees as late as it likes), a dead
+  process starts again, lifelines come up, lb notices ends and dials. Deaths are told late.
+- A copy moves its bytes when its end is reported, the latest moment there is; one whose end
+  was reported as unknown, or whose writer is stopped, moves them at any time.
 
 Liveness: from every state found there is one fair continuation without faults; following it
 must reach a state where all is free, connected and idle. The search records that successor
@@ -23,12 +29,12 @@ from collections.abc import Iterator
 
 from duplet_core.effects import CopyResult, Submit
 from duplet_core.errors import Reason
-from duplet_core.ids import Role, TransferId
+from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.messages import Sampling
 from duplet_sim import checks, content
 from duplet_sim.goal import complaints
 from duplet_sim.nodes import Interner
-from duplet_sim.parts import Process
+from duplet_sim.parts import ACCEPTOR, Process
 from duplet_sim.scopes import FAULTS, ROLES, SCOPES, Scope, world_config
 from duplet_sim.steps import Action, describe, progress, timers, urgent
 from duplet_sim.violation import Violation
@@ -87,7 +93,7 @@ class Explorer:
         self.parents = array("q")
         self.actions: list[Action] = []
         self.fair = array("q")
-        """For each state: where its fair continuation leads; itself when it is at the goal."""
+        """For each state: where its fair continuation leads; itself at the goal."""
         self.transitions = 0
         self.complete = False
 
@@ -115,7 +121,7 @@ class Explorer:
         yield from progress(world)
         if urgent(world) is not None:
             return
-        yield from timers(world)
+        yield from self._timers(state)
         lb = world.primary(Role.LB)
         if lb is not None and lb.runs:
             if budget.submitted < self.scope.requests and self._may_submit(world, lb):
@@ -125,6 +131,17 @@ class Explorer:
                     yield ("cancel", transfer)
         if budget.faults:
             yield from self._faults(world)
+
+    def _timers(self, state: State) -> Iterator[Action]:
+        """kvproxy's bound where a copy is stuck; decode's deadline, at the price of a cancel."""
+        world, budget = state
+        for _, instance in timers(world):
+            assert isinstance(instance, str)
+            if world.processes[InstanceId(instance)].role is Role.KVPROXY:
+                if any(c.told and c.writer == instance for c in world.copies.values()):
+                    yield ("tick", instance)
+            elif budget.cancels:
+                yield ("tick", instance, "deadline")
 
     def _may_submit(self, world: World, lb: Process) -> bool:
         return lb.node.machine.ready and not (self.scope.same_ids and world.clients)
@@ -143,7 +160,7 @@ class Explorer:
                 yield ("drain", process.instance)
         if "sever" in kinds:
             for key, stream in world.streams.items():
-                dialer = world.processes[stream.dialer].role
+                dialer = stream.local[ACCEPTOR][0]
                 if not stream.broken and dialer in self.scope.severable:
                     yield ("sever", key)
         for copy_key, copy in world.copies.items():
@@ -157,8 +174,11 @@ class Explorer:
         """The state after one step; the given one is unchanged."""
         world, budget = fork(state[0]), state[1]
         name, *args = action
-        if name in FAULTS and not (name == "kill" and len(args) == 1):
-            cancels = name == "cancel"
+        marked = len(args) == 2 and args[1] in ("fault", "deadline")
+        if marked:
+            args.pop()
+        if marked or (name in FAULTS and name != "kill"):
+            cancels = name in ("cancel", "tick")
             budget = Budget(
                 budget.faults - (not cancels), budget.cancels - cancels, budget.submitted
             )
@@ -217,7 +237,10 @@ class Explorer:
             if fair is None:
                 self._check_goal(number, state)
                 self.fair[number] = number
-            for action in self.all_actions(state):
+            actions = list(self.all_actions(state))
+            if fair is not None and fair not in actions:
+                actions.append(fair)  # a timer that the budget would not allow
+            for action in actions:
                 self.transitions += 1
                 try:
                     after = self.apply(state, action)

@@ -18,7 +18,8 @@ _SHARED: dict[type, bool] = {}
 """Types whose values are never changed: shared by clones, their own keys."""
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
-_NOT_STATE = frozenset({"_out", "_effects", "config", "kv_checks", "kv_mismatches"})
+_FIGURES = frozenset({"kv_checks", "kv_mismatches", "aborts_resent", "ends_withheld"})
+_NOT_STATE = frozenset({"_out", "_effects", "config"}) | _FIGURES
 """Back references, settings and figures: they do not decide what a machine does."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from duplet_core.engine import Stop
 from duplet_core.ids import Role
 from duplet_sim.engines import DecodeEngine, PrefillEngine
 from duplet_sim.parts import ACCEPTOR, DIALED, DIALER, WATCHED, Process
@@ -28,6 +29,11 @@ def urgent(world: World) -> Action | None:
                 target = world.primary(role)
                 if target is not None and target.runs and target.instance not in process.watching:
                     return ("watch", process.instance, target.instance)
+    for process in world.processes.values():
+        if process.runs and process.engine is not None:
+            step = _urgent_step(process)
+            if step is not None:
+                return step
     lb = world.primary(Role.LB)
     if lb is not None and lb.runs:
         for key, stream in world.streams.items():
@@ -71,6 +77,7 @@ def progress(world: World) -> Iterator[Action]:
 
 
 def timers(world: World) -> Iterator[Action]:
+    """All timers of the unit but lb's, whose deadlines are its clients' cancels."""
     for process in world.processes.values():
         own = process.runs and process.role is not Role.LB
         if own and process.node.machine.next_timer() is not None:
@@ -99,6 +106,18 @@ def _dials(world: World, process: Process) -> Iterator[Action]:
             yield ("dial", process.instance, role)
 
 
+def _urgent_step(process: Process) -> Action | None:
+    """A new sequence is seen at once, and the next step is launched as early as can be: what
+    the engine then does with it is as late as it likes. Only Stop comes late."""
+    engine = process.engine
+    assert engine is not None
+    if engine.inbox and not isinstance(engine.inbox[0], Stop):
+        return ("engine_step", process.instance, "take")
+    if isinstance(engine, DecodeEngine) and engine.can_launch(2):
+        return ("engine_step", process.instance, "launch")
+    return None
+
+
 def _engine_steps(process: Process) -> Iterator[Action]:
     engine = process.engine
     if engine is None:
@@ -114,8 +133,6 @@ def _engine_steps(process: Process) -> Iterator[Action]:
         yield ("engine_step", process.instance, "verify")
     if engine.steps:
         yield ("engine_step", process.instance, "complete")
-    if engine.can_launch(2):
-        yield ("engine_step", process.instance, "launch")
 
 
 def describe(action: Action) -> str:

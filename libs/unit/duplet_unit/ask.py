@@ -21,6 +21,7 @@ from duplet_client import (
     front_end,
     rows_from_text,
 )
+from duplet_client.front_end import DEFAULT_VOICE_ROWS
 from duplet_core.errors import InvalidInput, Reason, Unavailable
 from duplet_pages.spec import ModelSpec
 from duplet_unit.waterfall import milliseconds, timeline_to_fields
@@ -129,14 +130,18 @@ async def known_spec(client: AsyncClient) -> ModelSpec:
     return spec
 
 
-def prompt_from_text(spec: ModelSpec, text: str, voice: str) -> tuple[NDArray[np.int32], str]:
+def prompt_from_text(
+    spec: ModelSpec, text: str, voice: str, voice_rows: int = DEFAULT_VOICE_ROWS
+) -> tuple[NDArray[np.int32], str]:
     """A prompt, int32 [rows, columns], and what whoever hears the output must know.
+
+    `voice_rows`: length of the voice's reference, where the front end makes one up.
 
     Raises:
         InvalidInput: the model has no text front end, or the text does not suit it.
     """
-    rows = rows_from_text(spec, text, voice)
-    made = front_end(spec)
+    rows = rows_from_text(spec, text, voice, voice_rows)
+    made = front_end(spec, voice_rows)
     return rows, made.notice if made is not None else ""
 
 

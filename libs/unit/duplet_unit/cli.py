@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -28,7 +29,7 @@ from duplet_unit.ask import (
 )
 from duplet_unit.demo import run_demo
 from duplet_unit.doctor import doctor
-from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables
+from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
     LISTEN_VARIABLE,
@@ -206,8 +207,23 @@ def health(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
 
 
 @app.command()
-def unit(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
+def unit(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it anew every second, until Ctrl-C.")
+    ] = False,
+    address: Address = DEFAULT_LISTEN,
+    as_json: Json = False,
+) -> None:
     """Show the unit: services, credit, pages, counters."""
+
+    async def follow() -> None:
+        async with AsyncClient(dial_address(address)) as client:
+            await watch_unit(client, shown, as_json=as_json)
+
+    if watch:
+        with suppress(KeyboardInterrupt):
+            run(follow())
+        return
 
     async def work() -> Unit:
         async with AsyncClient(dial_address(address)) as client:

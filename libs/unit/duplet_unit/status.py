@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from duplet_client import AsyncClient, ServiceInfo, Unit
+from duplet_client import AsyncClient, GenerateError, ServiceInfo, Unit
 
 SERVING = "SERVING"
+WATCH_S = 1.0
 
 
 async def ask_health(client: AsyncClient) -> dict[str, Any]:
@@ -63,6 +67,25 @@ def unit_tables(unit: Unit) -> Group:
     return Group(services, Text(), facts)
 
 
+async def watch_unit(client: AsyncClient, console: Console, *, as_json: bool) -> None:
+    """Show the unit anew every second, also over times at which it does not answer; ends by
+    being cancelled. `as_json`: a line each time."""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            shown: RenderableType
+            try:
+                unit = await client.unit()
+                fields, shown = unit_fields(unit), unit_tables(unit)
+            except GenerateError as error:
+                fields = {"error": {"reason": error.reason or error.code.name}}
+                shown = Text(f"no answer: {error}", style="red")
+            if as_json:
+                print(json.dumps(fields), flush=True)
+            else:
+                live.update(shown, refresh=True)
+            await asyncio.sleep(WATCH_S)
+
+
 def _processes(unit: Unit) -> list[tuple[str, ServiceInfo]]:
     """Services with their names, a line a name; those of one process, as in a monolith, are one."""
     found: dict[str, tuple[str, ServiceInfo]] = {}
@@ -82,6 +105,8 @@ def _facts(unit: Unit) -> list[tuple[str, str]]:
         ("free pages, slots", f"{credit.free_pages}, {credit.free_slots}" if credit else "-"),
         ("refusing", (credit.refusing or "nothing") if credit else "-"),
         ("pages", _counts(unit.pages)),
+        ("aborts pending, resent", f"{unit.pending_aborts}, {unit.aborts_resent}"),
+        ("writers alive", str(unit.writers)),
         ("ended requests", _counts(unit.requests)),
         ("kv checks, mismatches", f"{unit.kv_checks}, {unit.kv_mismatches}"),
         ("not met", ", ".join(c.name for c in unit.conditions if not c.ok) or "nothing"),

@@ -94,6 +94,9 @@ def decode_credit(credit: pb.Credit) -> Credit:
             quarantined_pages=credit.census.quarantined_pages,
             kv_checks=credit.census.kv_checks,
             kv_mismatches=credit.census.kv_mismatches,
+            pending_aborts=credit.census.pending_aborts,
+            aborts_resent=credit.census.aborts_resent,
+            writers=credit.census.writers,
         ),
     )
 

@@ -68,6 +68,8 @@ def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
         read = partial(transfers.ledger.count, state)
         metrics.gauge(f"pages_{state}", f"Pages that are {state}", read)
     metrics.gauge("transfers", "Transfers that hold pages", lambda: len(transfers.by_transfer))
+    kvproxy = machine.links[Role.KVPROXY]
+    metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
 
 
 async def serve(service: Service[DecodeSettings]) -> None:

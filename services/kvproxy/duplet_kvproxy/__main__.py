@@ -41,6 +41,8 @@ from duplet_runtime.settings import ServiceSettings, load_settings_or_exit
 CONDITIONS = ("writer", "transport")
 STOP_GRACE_S = 1.0
 RED_BEFORE_EXIT_S = 0.25
+SWITCH_INTERVAL_S = 0.0005
+"""So long, and not Python's 5 ms, may the event loop keep the mover from its next copy."""
 
 
 class KvproxySettings(ServiceSettings):
@@ -81,6 +83,8 @@ class KvproxyExecutor(Executor):
             self.metrics.gauge(f"copies_{name}", f"Copies by {name}", read)
         by_id, pools = machine.transfers.by_id, machine.pools
         self.metrics.gauge("transfers", "Transfers with a grant or a Move", lambda: len(by_id))
+        withheld = "Ends of transfers that cannot be told though their copies should be done"
+        self.metrics.gauge("ends_withheld", withheld, lambda: machine.ends_withheld)
         self.metrics.gauge("pools", "Pools that are mapped", lambda: len(pools))
 
     def execute_own(self, effect: Effect) -> None:
@@ -166,6 +170,7 @@ class KvProxy(kvproxy_pb2_grpc.KvProxyServicer):
 async def serve(service: Service[KvproxySettings]) -> None:
     """Run kvproxy until it has drained. The unit's lock is held for life (S4)."""
     settings = service.settings
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = WriterConfig(withheld_limit_ns=round(settings.withheld_limit_s * 1e9))
     choice = Choice(parse_transports(settings.transports))
     service.log.info("transports", found=choice.describe(), mps=choice.mps)

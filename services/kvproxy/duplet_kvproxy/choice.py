@@ -19,9 +19,10 @@ from duplet_memory.layout import PoolDescription
 
 TRANSPORTS: tuple[TransportName, ...] = ("shm", *GPU_TRANSPORTS)
 
-BUSY_FACTOR = {"pages": 1.1, "push": 2.2, "pull": 2.2, "staged": 2.2}
-"""Time with both GPUs busy over time on idle ones, without MPS (measured on two H200)."""
-BUSY_FACTOR_MPS = {"pages": 1.1, "push": 1.2, "pull": 1.15, "staged": 1.2}
+BUSY_FACTOR = {"pages": 1.0, "push": 2.4, "pull": 2.3, "staged": 8.9}
+"""Time with both GPUs busy over time on idle ones, without MPS (measured on two H200, as the
+factors under MPS: docs/measurements/kv_move.md). Each step of `staged` waits for a time slice."""
+BUSY_FACTOR_MPS = {"pages": 1.0, "push": 1.7, "pull": 1.0, "staged": 3.7}
 NEAR = 1.1
 """Within this ratio of the best, the configured order decides."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplet_core.errors import require
-from duplet_memory.cuda_driver import Device, call, check_code, driver, native_function
+from duplet_memory.cuda_driver import Device, call, call_quickly, driver
 
 _NON_BLOCKING = 1
 
@@ -28,7 +27,7 @@ class GpuEvent:
         self._device = device
         device.use()
         flags = driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
-        self.handle = call("cuEventCreate", flags)
+        self.handle = int(call("cuEventCreate", flags))
 
     def wait(self) -> None:
         """Block until everything before the last record has completed.
@@ -48,17 +47,17 @@ class GpuQueue:
     def __init__(self, device: Device) -> None:
         self.device = device
         device.use()
-        self.handle = call("cuStreamCreate", _NON_BLOCKING)
+        self.handle = int(call("cuStreamCreate", _NON_BLOCKING))
 
     def record(self, event: GpuEvent) -> None:
         """Let `event` stand for everything queued until now."""
         self.device.use()
-        call("cuEventRecord", event.handle, self.handle)
+        call_quickly("cuEventRecord", event.handle, self.handle)
 
     def wait_for(self, event: GpuEvent) -> None:
         """Queue nothing further before `event`, of any GPU, has happened."""
         self.device.use()
-        call("cuStreamWaitEvent", self.handle, event.handle, 0)
+        call_quickly("cuStreamWaitEvent", self.handle, event.handle, 0)
 
 
 class Flight:
@@ -105,7 +104,7 @@ class PlaceTable:
             self._host[start : start + len(values)] = values
         self._device.use()
         used = ((len(places) - 1) * self._rows + rows) * 4
-        call("cuMemcpyHtoDAsync", self._address, self._host_address, used, queue.handle)
+        call_quickly("cuMemcpyHtoDAsync", self._address, self._host_address, used, queue.handle)
         return [self._address + index * self._rows * 4 for index in range(len(places))]
 
     def _grow(self, rows: int) -> None:
@@ -124,7 +123,7 @@ class PlaceTable:
 def queue_copy(queue: GpuQueue, dest: int, source: int, size: int) -> None:
     """Queue one copy between two addresses of any GPUs."""
     queue.device.use()
-    call("cuMemcpyDtoDAsync", dest, source, size, queue.handle)
+    call_quickly("cuMemcpyDtoDAsync", dest, source, size, queue.handle)
 
 
 class _Attributes(ctypes.Structure):
@@ -136,15 +135,6 @@ class _Attributes(ctypes.Structure):
         ("dest_hint", ctypes.c_int * 2),
         ("flags", ctypes.c_uint),
     )
-
-
-@functools.cache
-def _batch_function() -> Any:
-    """cuMemcpyBatchAsync as of CUDA 13: destinations, sources, sizes, count, attributes, index
-    of each attribute's first copy, attributes' count, stream."""
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    types = (pointer, pointer, pointer, size, pointer, pointer, size, pointer)
-    return native_function("cuMemcpyBatchAsync", 13000, *types)
 
 
 def _groups(count: int) -> Iterator[tuple[int, int]]:
@@ -164,23 +154,22 @@ def queue_copies(queue: GpuQueue, ranges: NDArray[Any], source: int, dest: int) 
     Raises:
         CudaError: a group was refused; groups before it may run.
     """
-    function, module = _batch_function(), driver()
+    module = driver()
     order = module.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     overlap = module.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
     attributes = _Attributes(access_order=order.value, flags=overlap.value)
     first_index = ctypes.c_size_t(0)
     sources, dests = ranges[:, 0] + source, ranges[:, 1] + dest
     sizes = np.ascontiguousarray(ranges[:, 2])
-    handle = int(queue.handle)
     queue.device.use()
     places = (dests.ctypes.data, sources.ctypes.data, sizes.ctypes.data)
     for start, count in _groups(len(sizes)):
-        code = function(
+        call_quickly(
+            "cuMemcpyBatchAsync",
             *(place + 8 * start for place in places),
             count,
             ctypes.addressof(attributes),
             ctypes.addressof(first_index),
             1,
-            handle,
+            queue.handle,
         )
-        check_code("cuMemcpyBatchAsync", code)

@@ -8,13 +8,12 @@ checked against the PTX before the first launch.
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from duplet_core.errors import require
-from duplet_memory.cuda_driver import CudaError, Device, call, check_code, native_function
+from duplet_memory.cuda_driver import CudaError, Device, call, call_quickly
 
 WARPS = 8
 THREADS = WARPS * 32
@@ -43,15 +42,6 @@ class _Parameters(ctypes.Structure):
 
 _OFFSETS = tuple(getattr(_Parameters, name).offset for name, _ in _Parameters._fields_)
 _PLACES = ctypes.c_void_p * len(_OFFSETS)
-
-
-@functools.cache
-def _launch_function() -> Any:
-    """cuLaunchKernel: function, grid, block, shared bytes, stream, parameters, extra."""
-    pointer, number = ctypes.c_void_p, ctypes.c_uint
-    return native_function(
-        "cuLaunchKernel", 4000, pointer, *(number,) * 7, pointer, pointer, pointer
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +132,7 @@ class MoveRows:
         name = compiled.metadata.name.encode()
         self._function = int(call("cuModuleGetFunction", module, name))
 
-    def launch(self, stream: Any, arguments: LaunchedRows) -> None:
+    def launch(self, stream: int, arguments: LaunchedRows) -> None:
         """Queue on `stream` of this kernel's GPU, whose context is current.
 
         Raises:
@@ -165,8 +155,8 @@ class MoveRows:
         start = ctypes.addressof(parameters)
         places = _PLACES(*(start + offset for offset in _OFFSETS))
         shape = (grid, 1, 1, THREADS, 1, 1, self._shared)
-        code = _launch_function()(self._function, *shape, int(stream), places, None)
-        check_code("cuLaunchKernel", code)
+        table = ctypes.addressof(places)
+        call_quickly("cuLaunchKernel", self._function, *shape, stream, table, 0)
 
 
 def parameter_count(ptx: str) -> int:

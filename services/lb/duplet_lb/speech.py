@@ -189,6 +189,9 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             census = credit.census
             response.totals.kv_checks = census.kv_checks
             response.totals.kv_mismatches = census.kv_mismatches
+            response.totals.pending_aborts = census.pending_aborts
+            response.totals.aborts_resent = census.aborts_resent
+            response.totals.writers = census.writers
             response.totals.pages["free"] = credit.free_pages
             response.totals.pages["granted"] = census.granted_pages
             response.totals.pages["live"] = census.live_pages

@@ -64,6 +64,8 @@ def _observe(metrics: Metrics, machine: PrefillMachine) -> None:
     metrics.gauge(
         "transfers", "Transfers that hold pages or wait for them", lambda: len(jobs.by_transfer)
     )
+    kvproxy = machine.links[Role.KVPROXY]
+    metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
 
 
 async def serve(service: Service[PrefillSettings]) -> None:

@@ -302,6 +302,9 @@ class Census(_message.Message):
     QUARANTINED_PAGES_FIELD_NUMBER: _builtins.int
     KV_CHECKS_FIELD_NUMBER: _builtins.int
     KV_MISMATCHES_FIELD_NUMBER: _builtins.int
+    PENDING_ABORTS_FIELD_NUMBER: _builtins.int
+    ABORTS_RESENT_FIELD_NUMBER: _builtins.int
+    WRITERS_FIELD_NUMBER: _builtins.int
     granted_pages: _builtins.int
     """Pages that a transfer may be written into."""
     live_pages: _builtins.int
@@ -312,6 +315,12 @@ class Census(_message.Message):
     """Checks of landed KV against its digests since decode started."""
     kv_mismatches: _builtins.int
     """Those of them that failed."""
+    pending_aborts: _builtins.int
+    """ABORTs without a proof yet, one a quarantined transfer."""
+    aborts_resent: _builtins.int
+    """ABORTs said again in a Hello since decode started."""
+    writers: _builtins.int
+    """Living instances of kvproxy whose death the kernel will tell decode."""
     def __init__(
         self,
         *,
@@ -320,10 +329,13 @@ class Census(_message.Message):
         quarantined_pages: _builtins.int = ...,
         kv_checks: _builtins.int = ...,
         kv_mismatches: _builtins.int = ...,
+        pending_aborts: _builtins.int = ...,
+        aborts_resent: _builtins.int = ...,
+        writers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted_pages", b"granted_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "live_pages", b"live_pages", "quarantined_pages", b"quarantined_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "granted_pages", b"granted_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "live_pages", b"live_pages", "pending_aborts", b"pending_aborts", "quarantined_pages", b"quarantined_pages", "writers", b"writers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

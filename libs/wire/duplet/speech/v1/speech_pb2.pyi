@@ -602,10 +602,19 @@ class Totals(_message.Message):
     KV_MISMATCHES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    PENDING_ABORTS_FIELD_NUMBER: _builtins.int
+    ABORTS_RESENT_FIELD_NUMBER: _builtins.int
+    WRITERS_FIELD_NUMBER: _builtins.int
     kv_checks: _builtins.int
     """Checks of landed KV against the digests of where it was computed, since decode started."""
     kv_mismatches: _builtins.int
     """Those of them that failed; each failed its request or, at a stream's end, came too late to."""
+    pending_aborts: _builtins.int
+    """Transfers that ended and wait for the writer's proof: ABORTs without an answer yet."""
+    aborts_resent: _builtins.int
+    """ABORTs said again, on a new stream to kvproxy, since decode started."""
+    writers: _builtins.int
+    """Living instances of kvproxy that decode watches; two while one is stopped and another is here."""
     @_builtins.property
     def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests since lb started, by outcome: `STOP`, `LENGTH`, or the ErrorInfo reason of the failure."""
@@ -621,10 +630,13 @@ class Totals(_message.Message):
         kv_mismatches: _builtins.int = ...,
         requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         pages: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        pending_aborts: _builtins.int = ...,
+        aborts_resent: _builtins.int = ...,
+        writers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "pages", b"pages", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "pages", b"pages", "pending_aborts", b"pending_aborts", "requests", b"requests", "writers", b"writers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,70 @@
+"""Paged attention against plain torch. Run by test_kernels_interpreted.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
+from duplet_engine.gpu_attend_step import choose_splits, launch_attend_step
+from duplet_pages.engine_config import Arrangement
+from tests.kernels.paged_rows import make_sequences, plain_attention
+
+ARRANGEMENTS: tuple[Arrangement, ...] = ("page-major", "layer-major")
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize(
+    ("page_rows", "splits", "heads"), [(16, 1, 4), (16, 4, 4), (3, 2, 6), (64, 8, 2), (1, 1, 40)]
+)
+def test_a_step_is_plain_attention(
+    arrangement: Arrangement, page_rows: int, splits: int, heads: int
+) -> None:
+    """Lengths at block and page borders, among them padding and more splits than blocks."""
+    lengths = [1, 0, 16, 17, 33, 64, 70]
+    s = make_sequences(arrangement, page_rows, len(lengths), 70)
+    chance = torch.Generator().manual_seed(heads)
+    wide = torch.randn((len(lengths), heads * 16 + 32), generator=chance)
+    index = torch.tensor([3, 0, 1, 2, 6, 5, 4], dtype=torch.int32)
+    positions = torch.tensor(lengths, dtype=torch.int32) - 1
+    layer = 1
+    out = launch_attend_step(
+        wide, s.kv, layer, s.tables, index, positions, heads, splits, block_rows=16
+    )
+    for row, length in enumerate(lengths):
+        if length == 0:
+            assert not out[row].any()
+            continue
+        sequence = int(index[row])
+        query = wide[row, : heads * 16].view(heads, 16)
+        keys, values = (x[sequence, layer, :length] for x in (s.keys, s.values))
+        expected = plain_attention(query, keys, values)
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize(("page_rows", "heads"), [(16, 4), (5, 6)])
+def test_a_chunk_is_plain_attention(arrangement: Arrangement, page_rows: int, heads: int) -> None:
+    """Two sequences in one launch: one cold, one behind a cached prefix; several tiles."""
+    s = make_sequences(arrangement, page_rows, 2, 150)
+    spans = [(1, 0, 70), (0, 129, 3)]
+    tiles = ChunkTiles.of(spans, heads, 2, CPU)
+    assert len(tiles.index) > 2
+    chance = torch.Generator().manual_seed(heads)
+    query = torch.randn((73, heads * 16), generator=chance)
+    out = launch_attend_chunk(query, s.kv, 0, s.tables, tiles, heads)
+    row = 0
+    for sequence, first, count in spans:
+        for position in range(first, first + count):
+            keys, values = (x[sequence, 0, : position + 1] for x in (s.keys, s.values))
+            expected = plain_attention(query[row].view(heads, 16), keys, values)
+            torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=2e-6)
+            row += 1
+
+
+def test_splits_fill_the_gpu_and_no_more() -> None:
+    assert choose_splits(1, 8, 132) == 64
+    assert choose_splits(16, 8, 132) == 4
+    assert choose_splits(64, 8, 132) == 1
+    assert choose_splits(256, 8, 132) == 1

@@ -1,0 +1,165 @@
+"""Kernels around attention, and whole decode steps of `tiny` in float32 against the CPU engine.
+Run by test_kernels_interpreted.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from duplet_core.errors import InvalidInput
+from duplet_engine.engine import Engine
+from duplet_engine.gpu_draw import launch_draw
+from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.gpu_model import GpuModel
+from duplet_engine.gpu_norm import launch_add_norm
+from duplet_engine.gpu_state import StreamState
+from duplet_engine.gpu_swiglu import launch_swiglu
+from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
+from duplet_engine.tiny import TINY, tiny_weights
+from duplet_pages.engine_config import Arrangement, EngineConfig
+from tests.engine.company import make_requests, run_prefill_alone
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("parts", "width"), [(0, 64), (1, 70), (3, 64)])
+def test_add_norm_is_its_formula(parts: int, width: int) -> None:
+    chance = torch.Generator().manual_seed(width)
+    x = torch.randn((5, width), generator=chance)
+    delta = torch.randn((parts, 5, width), generator=chance)
+    weight = torch.rand(width, generator=chance)
+    total = x.double() + delta.double().sum(0)
+    expected = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    out = launch_add_norm(x, delta if parts else None, weight, 1e-5)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(x.double(), total, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("parts", "mlp"), [(1, 192), (2, 1030)])
+def test_swiglu_is_its_formula(parts: int, mlp: int) -> None:
+    both = torch.randn((parts, 3, 2 * mlp), generator=torch.Generator().manual_seed(mlp))
+    gate, up = both.double().sum(0).split(mlp, dim=1)
+    out = launch_swiglu(both, torch.float32)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
+def make_state(count: int, entries: int) -> StreamState:
+    """Streams of every kind of sampling at different positions, with a past that repeats."""
+    kinds = [(0.8, 0.8, 30, 10), (1.0, 1.0, 0, 0), (0.0, 1.0, 0, 10), (1.3, 0.95, 3, 128)]
+    chance = torch.Generator().manual_seed(entries)
+    state = StreamState.empty(count, 4, TINY.columns, CPU)
+    for slot in range(count):
+        temperature, top_p, top_k, window = kinds[slot % len(kinds)]
+        state.temperature[slot], state.top_p[slot] = temperature, top_p
+        state.top_k[slot], state.window[slot] = top_k, window
+        state.seeds[slot] = int(torch.randint(-(2**62), 2**62, (1,), generator=chance))
+        state.positions[slot] = slot * 97
+        state.recent[slot] = torch.randint(-1, entries, (LONGEST_WINDOW,), generator=chance)
+    return state
+
+
+def draws_of(state: StreamState, slots: torch.Tensor) -> Draws:
+    return Draws(
+        seed=state.seeds[slots],
+        position=state.positions[slots].long() + 1,
+        temperature=state.temperature[slots].double(),
+        top_p=state.top_p[slots].double(),
+        top_k=state.top_k[slots].long(),
+        window=state.window[slots].long(),
+    )
+
+
+@pytest.mark.parametrize("column", [0, 4])
+@pytest.mark.parametrize("entries", [64, 257])
+def test_draws_are_the_cpus(column: int, entries: int) -> None:
+    count, stop = 16, 5
+    state = make_state(count, entries)
+    chance = torch.Generator().manual_seed(entries + column)
+    slots = torch.randperm(count, generator=chance).int()
+    logits = torch.randn((count, entries), generator=chance).mul_(2).round(decimals=1)
+    drawn, broken = torch.full((count,), -1).int(), torch.full((count,), -1).int()
+    codes = torch.full((count, TINY.codebooks), -1).int()
+    launch_draw(logits, entries, state, slots, column, drawn, codes, broken, stop, 60)
+
+    draws = draws_of(state, slots)
+    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column, 11]), entries)
+    if column:
+        expected = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
+        assert codes[:, column - 1].tolist() == expected.tolist()
+        assert (drawn == -1).all()
+        return
+    # The CPU keeps the past newest last; the GPU by position.
+    age = torch.arange(LONGEST_WINDOW, 0, -1)
+    ring = (draws.position[:, None] - age) % LONGEST_WINDOW
+    recent = state.recent[slots].gather(1, ring).long()
+    first = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
+    expected = draw_token(logits, draws, recent, stop, noise[:, 0], noise[:, 1])
+    assert (first != expected).any(), "some draw repeats"
+    assert drawn.tolist() == expected.tolist()
+    assert codes[:, 0].tolist() == expected.clamp_max(59).tolist()
+    assert not broken.any()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
+def test_a_logit_that_is_no_number_marks_its_row() -> None:
+    state = make_state(3, 64)
+    logits = torch.zeros(3, 64)
+    logits[1, 63] = float("nan")
+    logits[2] = float("nan")
+    drawn, broken = torch.zeros(3).int(), torch.full((3,), -1).int()
+    codes = torch.zeros(3, TINY.codebooks).int()
+    slots = torch.arange(3).int()
+    launch_draw(logits, 64, state, slots, 0, drawn, codes, broken, 63, 64)
+    assert broken.tolist() == [0, 1, 1]
+    assert ((drawn >= 0) & (drawn < 64)).all()
+
+
+@pytest.mark.parametrize("arrangement", ["page-major", "layer-major"])
+def test_steps_are_the_cpu_engines(arrangement: Arrangement) -> None:
+    """Streams of every kind of sampling, padded, in shuffled slots: the CPU engine's rows."""
+    steps, slots = 5, 6
+    engine = Engine(EngineConfig("monolith", pool_pages=64, arrangement=arrangement))
+    requests = make_requests(np.random.default_rng(3), [20, 33, 47])
+    pages = [list(range(8 * i, 8 * i + 4)) for i in range(len(requests))]
+    firsts = [run_prefill_alone(engine, r, p) for r, p in zip(requests, pages, strict=True)]
+    memory = torch.from_numpy(engine.pool.memory.copy())
+    kv = PagedKv.of_pool(memory, engine.pool.description)
+    untouched = kv.items.clone()
+
+    batch = engine.new_batch()
+    model = GpuModel(TINY, tiny_weights(), slots + 2, processors=2)
+    state = StreamState.empty(slots, 5, TINY.columns, CPU)
+    order = [4, 1, 5]
+    for seq, request in enumerate(requests):
+        batch.join(request.decode(seq, pages[seq], firsts[seq], steps + 1))
+        slot, sampling = order[seq], request.sampling
+        state.tables[slot, :4] = torch.tensor(pages[seq])
+        state.rows[slot] = firsts[seq]
+        state.positions[slot] = request.rows
+        state.seeds[slot], state.top_p[slot] = sampling.seed, sampling.top_p
+        state.temperature[slot], state.top_k[slot] = sampling.temperature, sampling.top_k
+        state.window[slot] = sampling.repetition_window
+        index = TINY.drawable_index(int(firsts[seq][0]))
+        state.recent[slot, request.rows % LONGEST_WINDOW] = -1 if index is None else index
+    padded = torch.tensor([*order, slots], dtype=torch.int32)
+    for _ in range(steps):
+        expected, broken = engine.decode_step(batch)
+        assert not broken.any()
+        out = model.step(state, padded, kv, splits=2)
+        assert out[:3, :-1].tolist() == expected.tolist()
+        assert not out[:3, -1].any()
+    assert int(state.positions[slots]) == -1, "the spare stands still"
+    there = torch.from_numpy(engine.pool.array.copy()).view(-1)
+    torch.testing.assert_close(kv.items, there, rtol=0, atol=1e-4)
+    assert not torch.equal(kv.items, untouched)
+    engine.close()
+
+
+def test_a_model_that_is_not_covered_is_refused() -> None:
+    plain = replace(TINY, codebooks=0, codebook_transformer=None, codebook_sizes=())
+    with pytest.raises(InvalidInput, match="'tiny' on a GPU: it has no codebooks"):
+        GpuModel(plain, tiny_weights(), 1, 1)
