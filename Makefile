@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak faults faults-long tables lint format protos bench-admission bench-stream clean
+.PHONY: help venv demo test soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-bench clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -45,6 +45,12 @@ faults-long: $(STAMP)  ## faults in random order until FAULTS_CHECKS=n KV checks
 
 tables: $(STAMP)  ## the machines' tables in docs/safety.md, from the code
 	@$(BIN)/python -m docs.machine_tables
+
+gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs
+	@$(BIN)/pytest tests/gpu
+
+gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs
+	$(BIN)/python -m bench.kv_move --commit $$(git rev-parse --short HEAD)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -21,6 +21,9 @@ from duplet_memory.cuda_driver import open_devices
 ROWS = 1500
 CHUNK_ROWS = 256
 ROW_BYTES = 36 * 2 * 2048
+CHUNK_S = 0.004
+"""Between a transfer's Moves: about what a prefill step of so many rows takes. With 0 all of a
+transfer's Moves leave at once."""
 TRANSFERS = 400
 SKIPPED = 50
 LIMIT_S = 45
@@ -28,7 +31,7 @@ LINK_GB_S = 368.0
 """Of one contiguous copy, measured by `kv_move_run`; turns bytes ahead into queueing."""
 
 
-def run_unit(window: int) -> tuple[dict[str, int], dict[str, int]]:
+def run_unit(window: int, chunk_s: float) -> tuple[dict[str, int], dict[str, int]]:
     """Times of prefill's last Moves and of decode's Landed, by transfer."""
     devices = open_devices()
     with tempfile.TemporaryDirectory(prefix="kv") as run_dir:
@@ -41,7 +44,7 @@ def run_unit(window: int) -> tuple[dict[str, int], dict[str, int]]:
         kvproxy = [sys.executable, "-m", "duplet_kvproxy"]
         processes: list[subprocess.Popen[Any]] = [subprocess.Popen(kvproxy, env=environment)]
         plan = {"run_dir": run_dir, "transfers": TRANSFERS, "window": window}
-        plan |= {"rows": ROWS, "chunk_rows": CHUNK_ROWS}
+        plan |= {"rows": ROWS, "chunk_rows": CHUNK_ROWS, "chunk_s": chunk_s}
         own = {
             "prefill": {"device": devices[0].uuid, "load": "matmul"},
             "decode": {"device": devices[-1].uuid, "load": "sum"},
@@ -60,9 +63,10 @@ def run_unit(window: int) -> tuple[dict[str, int], dict[str, int]]:
     return sent, landed
 
 
-def tell(window: int) -> None:
+def tell(window: int, chunk_s: float) -> None:
     """Say p50 and p99 of a window, as measured and less the link's own queueing."""
-    sent, landed = run_unit(window)
+    sent, landed = run_unit(window, chunk_s)
+    case = f"move-to-landed.{window}-in-flight" + ("" if chunk_s else ".at-once")
     numbers = sorted(int(n) for n in landed if int(n) >= SKIPPED)
     took_ms, less_ms = [], []
     for number in numbers:
@@ -70,17 +74,20 @@ def tell(window: int) -> None:
         # Transfers before this one that had not landed when its last Move left.
         ahead = sum(1 for n in range(max(0, number - window), number) if landed[str(n)] > start)
         took_ms.append((end - start) / 1e6)
-        less_ms.append(took_ms[-1] - (ahead + 1) * ROWS * ROW_BYTES / LINK_GB_S / 1e6)
+        # Without pauses the whole transfer is still to be moved, else its last chunk.
+        rows = ROWS if not chunk_s else ROWS % CHUNK_ROWS or CHUNK_ROWS
+        less_ms.append(took_ms[-1] - (ahead + 1) * rows * ROW_BYTES / LINK_GB_S / 1e6)
     for name, values in (("", took_ms), (".less-link", less_ms)):
         p50, p99 = (float(p) for p in np.percentile(values, [50, 99]))
         more: dict[str, Any] = {"transfers": len(values), "rows": ROWS}
-        say(f"move-to-landed.{window}-in-flight{name}.p50", p50, "ms", **more)
-        say(f"move-to-landed.{window}-in-flight{name}.p99", p99, "ms", **more)
+        say(f"{case}{name}.p50", p50, "ms", **more)
+        say(f"{case}{name}.p99", p99, "ms", **more)
 
 
 def main() -> int:
-    for window in (1, 8):
-        tell(window)
+    tell(1, CHUNK_S)
+    tell(8, CHUNK_S)
+    tell(8, 0.0)
     return 0
 
 

@@ -1,9 +1,10 @@
 """One peer of a real kvproxy: prefill's or decode's I/O process over an owner of a GPU pool.
 
 `python -m bench.kv_move_peer ROLE JSON`: the JSON says run_dir, device, transfers, window, rows,
-chunk_rows, load. Prefill moves each transfer in chunks that are all sent at once, `window`
-transfers at a time; decode grants as many. Prints one JSON object: this side's time of each
-transfer (last Move sent, or Landed received), on the machine's monotonic clock, in ns.
+chunk_rows, chunk_s, load. Prefill moves each transfer in chunks, chunk_s apart as a prefill
+computes them, `window` transfers at a time; decode grants as many. Prints one JSON object: this
+side's time of each transfer (last Move sent, or Landed received), on the machine's monotonic
+clock, in ns.
 """
 
 from __future__ import annotations
@@ -102,15 +103,24 @@ class Peer:
         if self.role is Role.DECODE:
             self._send(Grant(transfer, pages, rows))
             return
-        chunk = self.plan["chunk_rows"]
-        handoff = Handoff(bytes(44), tuple(bytes(16) for _ in pages), (0,) * 6)
-        for start in range(0, rows, chunk):
-            count = min(chunk, rows - start)
+        self._move(number, transfer, pages, 0)
+
+    def _move(self, number: int, transfer: TransferId, pages: tuple[int, ...], start: int) -> None:
+        """Send the Move that begins at row `start`, and later, or at once, the next."""
+        rows, pause_s = self.plan["rows"], self.plan["chunk_s"]
+        while start < rows:
+            count = min(self.plan["chunk_rows"], rows - start)
             part = pages[start // PAGE_ROWS : -(-(start + count) // PAGE_ROWS)]
-            last = start + count == rows
-            if last:
+            handoff = None
+            if start + count == rows:
+                handoff = Handoff(bytes(44), tuple(bytes(16) for _ in pages), (0,) * 6)
                 self.times_ns[number] = time.monotonic_ns()
-            self._send(Move(transfer, start, count, part, handoff if last else None))
+            self._send(Move(transfer, start, count, part, handoff))
+            start += count
+            if pause_s and start < rows:
+                loop = asyncio.get_running_loop()
+                loop.call_later(pause_s, self._move, number, transfer, pages, start)
+                return
 
 
 async def run(role: Role, plan: dict[str, Any]) -> dict[int, int]:

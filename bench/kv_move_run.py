@@ -4,8 +4,8 @@ Under `mps`, which changes nothing for copy engines, only kernels over layer-maj
 
 Three processes: two owners of pools, each seeing one GPU, and this one, which sees both and
 moves. Every case is checked row for row, then timed in turns with one contiguous copy of the
-same bytes. A time is from the checked request to the event that synchronised. Prints one JSON
-object a line: case, value, unit.
+same bytes and nothing else. A time is from the checked request to the event that synchronised.
+Prints one JSON object a line: case, value, unit.
 """
 
 from __future__ import annotations
@@ -149,15 +149,21 @@ def time_in_turns(moves: dict[str, Move], turns: int = TURNS) -> dict[str, list[
     return times
 
 
-def tell_times(label: str, condition: str, times: dict[str, list[float]]) -> dict[str, float]:
-    """Say p50 and p95 of each case and its ratio to the contiguous copy; the ratios."""
-    floor = statistics.median(times["contiguous"])
-    ratios = {}
-    for name, values in times.items():
-        p50 = statistics.median(values)
+def tell_ratios(label: str, condition: str, moves: dict[str, Move]) -> dict[str, float]:
+    """Time each case in turns with the contiguous copy and nothing else, as one mover runs one
+    transport. Say p50 and p95 of both and the ratio; returns the ratios, and under "contiguous"
+    the median of all contiguous copies in ms."""
+    contiguous = moves.pop("contiguous")
+    ratios, floors = {}, []
+    for name, move in moves.items():
+        times = time_in_turns({"contiguous": contiguous, name: move})
+        floor, p50 = (statistics.median(values) for values in times.values())
+        floors.append(floor)
         ratios[name] = p50 / floor
-        p95 = round(float(np.percentile(values, 95)), 4)
-        say(f"{label}.{name}.{condition}", p50, "ms", p95=p95, ratio=round(p50 / floor, 3))
+        p95 = round(float(np.percentile(times[name], 95)), 4)
+        more = {"p95": p95, "contiguous_ms": round(floor, 4), "ratio": round(p50 / floor, 3)}
+        say(f"{label}.{name}.{condition}", p50, "ms", **more)
+    ratios["contiguous"] = statistics.median(floors)
     return ratios
 
 
@@ -178,19 +184,15 @@ def run_page_major(condition: str) -> None:
         fresh, churned = churn(1024, ROWS // 16)
         moves["fresh"] = bench.mover(movers["pages"], ROWS, fresh)
         moves["churned"] = bench.mover(movers["pages"], ROWS, churned)
-    times = time_in_turns(moves)
-    ratios = tell_times("page-major-2048", condition, times)
-    tell_digests(bench, condition, times, ratios)
+    tell_digests(bench, condition, tell_ratios("page-major-2048", condition, moves))
     small: dict[str, Move] = {"contiguous": bench.contiguous(128)}
     small |= {name: bench.mover(movers[name], 128) for name in names}
-    tell_times("page-major-128", condition, time_in_turns(small))
+    tell_ratios("page-major-128", condition, small)
     tell_slowdown(bench, condition, movers["pages"])
     bench.close()
 
 
-def tell_digests(
-    bench: Bench, condition: str, times: dict[str, list[float]], ratios: dict[str, float]
-) -> None:
+def tell_digests(bench: Bench, condition: str, ratios: dict[str, float]) -> None:
     """Digests in both owners, and what they add to a move of whole pages."""
     pages, to_pages = bench.pages(bench.source, ROWS), bench.pages(bench.dest, ROWS)
     copy = check_copy(bench.source.description, pages, bench.dest.description, to_pages, 0, ROWS)
@@ -202,7 +204,7 @@ def tell_digests(
     verified = bench.dest.ask(do="digest", pages=to_pages, rows=ROWS, repeats=40)
     if taken["digests"] != verified["digests"] or len(set(taken["digests"])) != len(pages):
         raise SystemExit("digests: taken and verified differ")
-    floor = statistics.median(times["contiguous"])
+    floor = ratios["contiguous"]
     added = taken["time_ms"] + verified["time_ms"]
     # Digests of earlier chunks are taken beside the next chunk's computation: only the last
     # chunk's is on the way.
@@ -269,7 +271,7 @@ def run_layer_major(condition: str) -> None:
     bench.load(True)
     moves: dict[str, Move] = {"contiguous": bench.contiguous(ROWS)}
     moves |= {name: bench.mover(movers[name], ROWS) for name in names}
-    tell_times("layer-major-2048", condition, time_in_turns(moves))
+    tell_ratios("layer-major-2048", condition, moves)
     if condition == "idle":
         batch = bench.raw(plan_ranges, ROWS, batched=True)
         start_ns = time.monotonic_ns()

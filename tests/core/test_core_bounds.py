@@ -92,7 +92,9 @@ def test_s9_an_end_counts_as_withheld_when_its_copies_run_too_long() -> None:
     due = writer.machine.next_timer()
     assert due == writer.now + CONFIG.withheld_after_ns
     assert health(writer.tick(CONFIG.withheld_after_ns - 1), "writer") == []
+    assert writer.machine.ends_withheld == 0
     assert health(writer.tick(1), "writer") == [False]
+    assert writer.machine.ends_withheld == 3
 
 
 def test_s9_one_end_withheld_beyond_the_limit_is_enough() -> None:

@@ -93,6 +93,20 @@ def test_an_abort_stays_pending_over_every_stream_until_a_proof() -> None:
         decode.lose(Role.KVPROXY)
         said = only_hello(sent(decode.connect(Role.KVPROXY), Role.KVPROXY))
         assert said.held == (T1,)
+        census = decode.machine._credit().census
+        assert (census.pending_aborts, census.writers) == (1, 1)
+    assert census.aborts_resent == 3
+    decode.hear(Role.KVPROXY, AbortAck(T1))
+    census = decode.machine._credit().census
+    assert (census.pending_aborts, census.aborts_resent) == (0, 3)
+    decode.bury(Role.KVPROXY)
+    assert decode.machine._credit().census.writers == 0
+
+
+def test_nothing_is_listed_after_the_proof() -> None:
+    decode = DecodeDriver()
+    decode.hear(Role.LB, admit())
+    decode.hear(Role.LB, End("r1", T1, None))
     decode.hear(Role.KVPROXY, AbortAck(T1))
     decode.lose(Role.KVPROXY)
     assert only_hello(sent(decode.connect(Role.KVPROXY), Role.KVPROXY)).held == ()

@@ -23,7 +23,7 @@ from duplet_client import (
 from duplet_pages.spec import ModelSpec
 
 VOICES = ("ada", "bo", "cleo", "dee")
-RETRY_S = 0.05
+RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ async def _assert_says_so(scene: Scene) -> None:
         return told is not None and told.credit is not None and told.credit.refusing == "QUARANTINE"
 
     await until(refuses, "GetUnit tells the quarantine")
+    told = await unit.ask()
+    assert told is not None
+    assert told.pending_aborts > 0
+    assert told.writers == 1, "stopped, not dead"
+    assert told.pages["quarantined"] * 4 > POOL_PAGES
     held = await unit.gauge(Role.DECODE, "pages_quarantined")
     assert held * 4 > POOL_PAGES, held
     async with AsyncClient(unit.addresses[Role.DECODE]) as decode:

@@ -38,7 +38,8 @@ LONGEST_WAIT_S = 0.1
 """A client has its error within this after the unit knew."""
 
 SETTINGS = {
-    "DUPLET_KVPROXY_COPY_DELAY_S": "0.1",
+    # A slow copy takes 0.4 s: less than what would count as a withheld end.
+    "DUPLET_KVPROXY_COPY_DELAY_S": "0.05",
     "DUPLET_DECODE_TRANSFER_DEADLINE_S": "1.5",
     # New transfers keep a kvproxy busy that was told to leave: this ends its drain.
     "DUPLET_KVPROXY_DRAIN_S": "3",

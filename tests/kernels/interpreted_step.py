@@ -19,7 +19,7 @@ from duplet_engine.gpu_state import StreamState
 from duplet_engine.gpu_swiglu import launch_swiglu
 from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
 from duplet_engine.tiny import TINY, tiny_weights
-from duplet_pages.engine_config import Arrangement, EngineConfig
+from duplet_pages.engine_config import EngineConfig
 from tests.engine.company import make_requests, run_prefill_alone
 
 CPU = torch.device("cpu")
@@ -74,9 +74,9 @@ def draws_of(state: StreamState, slots: torch.Tensor) -> Draws:
 
 
 @pytest.mark.parametrize("column", [0, 4])
-@pytest.mark.parametrize("entries", [64, 257])
+@pytest.mark.parametrize("entries", [24, 100])
 def test_draws_are_the_cpus(column: int, entries: int) -> None:
-    count, stop = 16, 5
+    count, stop = 8, 5
     state = make_state(count, entries)
     chance = torch.Generator().manual_seed(entries + column)
     slots = torch.randperm(count, generator=chance).int()
@@ -118,11 +118,10 @@ def test_a_logit_that_is_no_number_marks_its_row() -> None:
     assert ((drawn >= 0) & (drawn < 64)).all()
 
 
-@pytest.mark.parametrize("arrangement", ["page-major", "layer-major"])
-def test_steps_are_the_cpu_engines(arrangement: Arrangement) -> None:
+def test_steps_are_the_cpu_engines() -> None:
     """Streams of every kind of sampling, padded, in shuffled slots: the CPU engine's rows."""
-    steps, slots = 5, 6
-    engine = Engine(EngineConfig("monolith", pool_pages=64, arrangement=arrangement))
+    steps, slots = 2, 6
+    engine = Engine(EngineConfig("monolith", pool_pages=64, arrangement="layer-major"))
     requests = make_requests(np.random.default_rng(3), [20, 33, 47])
     pages = [list(range(8 * i, 8 * i + 4)) for i in range(len(requests))]
     firsts = [run_prefill_alone(engine, r, p) for r, p in zip(requests, pages, strict=True)]

@@ -63,7 +63,7 @@ def separate_qkv(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str
         small = config.codebook_transformer
         stack = small if small and name.startswith(("fast_", "audio_")) else config.backbone
         sizes = [n * stack.head_dim for n in (stack.heads, stack.kv_heads, stack.kv_heads)]
-        for letter, part in zip("qkv", tensor.split(sizes), strict=True):
+        for letter, part in zip("qkv", torch.split(tensor, sizes), strict=True):
             cut[name.replace("wqkv", f"w{letter}")] = part.contiguous()
     return cut
 
@@ -147,7 +147,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def write_shards(directory: Path, tensors: Mapping[str, Tensor], shards: int) -> None:
     """Safetensors files with their index; neighbours by name lie in different ones."""
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
         names = sorted(tensors)[shard::shards]

@@ -56,6 +56,25 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen3": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {"head_dim": 32, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": False}),
+    "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": False}),
+    "llama3-rope": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+}
 PAGES = [list(range(first, first + 16)) for first in (3, 40, 70, 100)]
 
 
@@ -73,27 +92,15 @@ class Twins:
         return DualAr(config, weights)
 
     def their_logits(self, ids: Tensor) -> Tensor:
-        return self.theirs(ids[None]).logits[0].float()
+        logits: Tensor = self.theirs(ids[None]).logits[0]
+        return logits.float()
 
 
 def make(kind: str, directory: Path) -> Twins:
+    # Any: transformers' constructors carry no types.
+    model_class, config_class, more = MODELS[kind]
     torch.manual_seed(11)
-    model: PreTrainedModel
-    if kind == "qwen3":
-        model = Qwen3ForCausalLM(
-            Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True, attention_bias=True)
-        )
-    elif kind == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False))
-    elif kind == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
-    else:
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                **SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True,
-                rope_parameters=LLAMA3,
-            )
-        )  # fmt: skip
+    model: PreTrainedModel = model_class(config_class(**SHAPE, **more))
     for name, parameter in model.named_parameters():
         # transformers starts norms at one and biases at zero, which would hide their absence.
         if "norm" in name or "bias" in name:
@@ -103,7 +110,7 @@ def make(kind: str, directory: Path) -> Twins:
     return Twins(model, directory)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama", "llama3-rope"])
+@pytest.fixture(scope="module", params=MODELS)
 def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twins:
     return make(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +88,14 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
             ],
             conditions=[pb.Condition(name="decode", ok=self.knows_model, detail="no [stream] yet")],
             live_streams=3,
-            totals=pb.Totals(kv_checks=41, requests={"STOP": 7}, pages={"free": 100}),
+            totals=pb.Totals(
+                kv_checks=41,
+                requests={"STOP": 7},
+                pages={"free": 100},
+                pending_aborts=2,
+                aborts_resent=5,
+                writers=1,
+            ),
         )
 
     def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
@@ -99,6 +109,7 @@ class Lb:
     speech: StandIn
     health: Any
     address: str
+    server: grpc.Server
 
     def duplet(self, *arguments: str) -> Result:
         return CliRunner().invoke(app, [*arguments, "--address", self.address])
@@ -114,7 +125,7 @@ def lb() -> Iterator[Lb]:
     health_pb2_grpc.add_HealthServicer_to_server(served, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield Lb(speech, served, f"127.0.0.1:{port}")
+    yield Lb(speech, served, f"127.0.0.1:{port}", server)
     server.stop(None).wait()
 
 
@@ -215,9 +226,28 @@ def test_health_of_a_unit_that_is_not_ready(lb: Lb) -> None:
 def test_unit_shows_its_counters(lb: Lb) -> None:
     done = lb.duplet("unit")
     assert done.exit_code == 0, done.stderr
-    for part in ("ab" * 16, "tiny (f00d)", "41, 0", "STOP 7", "free 100"):
+    for part in ("ab" * 16, "tiny (f00d)", "41, 0", "STOP 7", "free 100", "2, 5"):
         assert part in done.stdout
-    assert json.loads(lb.duplet("unit", "--json").stdout)["kv_checks"] == 41
+    found = json.loads(lb.duplet("unit", "--json").stdout)
+    assert found["kv_checks"] == 41
+    assert (found["pending_aborts"], found["aborts_resent"], found["writers"]) == (2, 5, 1)
+
+
+def test_unit_is_watched_until_it_is_enough_also_while_lb_is_away(lb: Lb) -> None:
+    argv = ["unit", "--watch", "--json", "--address", lb.address]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from duplet_unit.cli import main; main()", *argv],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["live_streams"] == 3
+        lb.server.stop(None).wait()
+        while "error" not in (seen := json.loads(watching.stdout.readline())):
+            pass
+        assert seen["error"]["reason"] == "UNAVAILABLE"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait() == 0
 
 
 def test_services_of_one_process_are_shown_as_one(lb: Lb) -> None:

@@ -38,7 +38,7 @@ class ModelSpec:
     kv_hash: str
     """Name of the page digest (S10), such as 'xxh3-128'."""
     rows_per_second: float
-    """Output rows that make one second of audio."""
+    """Output rows that make one second of audio; 0 where the model's files do not say."""
 
     @property
     def columns(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
@@ -69,21 +70,33 @@ def unit_tables(unit: Unit) -> Group:
 
 async def watch_unit(client: AsyncClient, console: Console, *, as_json: bool) -> None:
     """Show the unit anew every second, also over times at which it does not answer; ends by
-    being cancelled. `as_json`: a line each time."""
+    being cancelled. `as_json`: a line on stdout each time."""
+    if as_json:
+        async for seen in _watched(client):
+            print(json.dumps(_seen_fields(seen)), flush=True)
+        return
     with Live(console=console, auto_refresh=False) as live:
-        while True:
-            shown: RenderableType
-            try:
-                unit = await client.unit()
-                fields, shown = unit_fields(unit), unit_tables(unit)
-            except GenerateError as error:
-                fields = {"error": {"reason": error.reason or error.code.name}}
-                shown = Text(f"no answer: {error}", style="red")
-            if as_json:
-                print(json.dumps(fields), flush=True)
-            else:
-                live.update(shown, refresh=True)
-            await asyncio.sleep(WATCH_S)
+        async for seen in _watched(client):
+            live.update(_seen_tables(seen), refresh=True)
+
+
+async def _watched(client: AsyncClient) -> AsyncIterator[Unit | GenerateError]:
+    while True:
+        try:
+            yield await client.unit()
+        except GenerateError as error:
+            yield error
+        await asyncio.sleep(WATCH_S)
+
+
+def _seen_fields(seen: Unit | GenerateError) -> dict[str, Any]:
+    if isinstance(seen, Unit):
+        return unit_fields(seen)
+    return {"error": {"reason": seen.reason or seen.code.name, "detail": seen.detail}}
+
+
+def _seen_tables(seen: Unit | GenerateError) -> RenderableType:
+    return unit_tables(seen) if isinstance(seen, Unit) else Text(f"no answer: {seen}", style="red")
 
 
 def _processes(unit: Unit) -> list[tuple[str, ServiceInfo]]:

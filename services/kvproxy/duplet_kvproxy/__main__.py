@@ -25,7 +25,7 @@ from duplet_core.errors import InvalidInput, Reason
 from duplet_core.ids import Role
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import WriterConfig
-from duplet_kvproxy.choice import Choice, parse_transports
+from duplet_kvproxy.choice import Choice, TransportRefused, parse_transports
 from duplet_kvproxy.mover import Mover
 from duplet_memory.cuda_driver import CudaError
 from duplet_memory.cuda_pool import MappedPool, map_cuda_pool
@@ -167,12 +167,25 @@ class KvProxy(kvproxy_pb2_grpc.KvProxyServicer):
         await self._decode.serve(context)
 
 
+def _choose_transports(service: Service[KvproxySettings]) -> Choice:
+    """Try what is allowed, before anything is served: it takes GPUs and seconds.
+
+    Raises:
+        TransportRefused: nothing works; the log has said what failed and what to do.
+    """
+    try:
+        return Choice(parse_transports(service.settings.transports))
+    except TransportRefused as error:
+        service.log.critical("no transport", detail=error.detail)
+        raise
+
+
 async def serve(service: Service[KvproxySettings]) -> None:
     """Run kvproxy until it has drained. The unit's lock is held for life (S4)."""
     settings = service.settings
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = WriterConfig(withheld_limit_ns=round(settings.withheld_limit_s * 1e9))
-    choice = Choice(parse_transports(settings.transports))
+    choice = _choose_transports(service)
     service.log.info("transports", found=choice.describe(), mps=choice.mps)
     service.health.set("transport", True, choice.describe())
     executor = KvproxyExecutor(service, WriterMachine(service.instance, config), choice)

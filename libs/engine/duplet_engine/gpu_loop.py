@@ -1,0 +1,279 @@
+"""Decode's loop on a GPU, in two variants that give the same rows.
+
+`run_normal` reads each step before it launches the next one. `run_overlap` launches step n + 1
+before it has read step n, so that the GPU never waits for the host: the rows pass from step to
+step on the GPU. A stream that draws its stop row in step n is then still in step n + 1, whose
+row of it is dropped, and whose KV goes to the stream's own pages: they are its own until its
+Stopped, which is sent when the last launched step that names them has completed. The length
+limit is known beforehand, so no step goes past it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from duplet_core.engine import (
+    SeqFailed,
+    Shutdown,
+    Start,
+    StepDone,
+    Stop,
+    Stopped,
+    ToEngine,
+    Verified,
+    Verify,
+)
+from duplet_core.errors import InvalidInput, require
+from duplet_engine.link import Link
+from duplet_engine.model_config import ModelConfig
+from duplet_engine.sequences import check_pages
+from duplet_pages.engine_config import EngineConfig
+
+
+class Batch(Protocol):
+    """Live streams; see `duplet_engine.gpu_batch.GpuBatch`."""
+
+    @property
+    def seqs(self) -> tuple[int, ...]: ...
+    def join(self, start: Start) -> None: ...
+    def leave(self, seq: int) -> None: ...
+
+
+class StepEngine(Protocol):
+    """What the loop needs of `duplet_engine.gpu_engine.GpuEngine`."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+
+    def new_batch(self) -> Any: ...
+    def launch_step(self, batch: Any) -> Any: ...
+    def read_step(self, flight: Any) -> tuple[Tensor, Tensor]: ...
+    def page_digests(self, pages: Sequence[int], rows: int) -> tuple[bytes, ...]: ...
+
+
+def run_normal(engine: StepEngine, link: Link) -> None:
+    """Serve until Shutdown, each step read before the next. Blocks on the link when idle."""
+    _run(StepLoop(engine, link, ahead=0))
+
+
+def run_overlap(engine: StepEngine, link: Link) -> None:
+    """Serve until Shutdown, one step launched ahead. Blocks on the link when idle."""
+    _run(StepLoop(engine, link, ahead=1))
+
+
+def _run(loop: StepLoop) -> None:
+    while loop.receive():
+        loop.turn()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A seq between its first message and its Stopped."""
+
+    verify: Verify | None = None
+    """Kept where its digests matched, for the check at the end."""
+    mismatch: str = ""
+    """What a Verify found wrong."""
+    rows: int = 0
+    """Output rows read so far, the first included; 0 before Start."""
+    launched: int = 0
+    """Output rows of all launched steps, the first included."""
+    max_rows: int = 0
+    last_step: int = -1
+    """The last launched step that names its pages."""
+    ended: bool = False
+    """No row of it goes out any more; Stopped follows when `last_step` is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A launched step."""
+
+    step: int
+    seqs: tuple[int, ...]
+    flight: Any
+    launched_ns: int
+
+
+class StepLoop:
+    """The open seqs, the batch of those that are started, and the steps in flight."""
+
+    def __init__(self, engine: StepEngine, link: Link, ahead: int) -> None:
+        """`ahead`: steps that are launched before the oldest one is read."""
+        self._engine = engine
+        self._link = link
+        self._ahead = ahead
+        self._batch: Batch = engine.new_batch()
+        self._open: dict[int, _Open] = {}
+        self._flights: deque[_InFlight] = deque()  # at most ahead + 1
+        self._launched = 0
+        self._read = -1
+        self._read_ns = 0
+        self._sent = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a stream lives or a step is in flight."""
+        return bool(self._batch.seqs or self._flights)
+
+    def receive(self) -> bool:
+        """Take the messages that wait; with nothing to do, wait for one. False at Shutdown, once
+        no step is in flight."""
+        messages = self._link.poll() if self.busy else self._link.wait()
+        if all(self.handle(message) for message in messages):
+            return True
+        while self._flights:
+            self._read_oldest()
+        return False
+
+    def turn(self) -> None:
+        """Launch a step of the streams that live, and read the oldest one if it is its turn."""
+        if self._batch.seqs:
+            self._launch()
+        if len(self._flights) > self._ahead or (self._flights and not self._batch.seqs):
+            self._read_oldest()
+
+    def handle(self, message: ToEngine) -> bool:
+        """Take one message. False at Shutdown."""
+        if isinstance(message, Shutdown):
+            return False
+        if isinstance(message, Verify):
+            self._verify(message)
+        elif isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, Stop) and message.seq in self._open:
+            self._end(message.seq)
+        return True
+
+    def _launch(self) -> None:
+        seqs, now_ns = self._batch.seqs, time.monotonic_ns()
+        flight = self._engine.launch_step(self._batch)
+        self._flights.append(_InFlight(self._launched, seqs, flight, now_ns))
+        for seq in seqs:
+            stream = self._open[seq]
+            stream.last_step = self._launched
+            stream.launched += 1
+            if stream.launched == stream.max_rows:
+                self._batch.leave(seq)
+        self._launched += 1
+
+    def _read_oldest(self) -> None:
+        """Wait for the oldest step; send its rows, then the ends."""
+        step = self._flights.popleft()
+        rows, broken = self._engine.read_step(step.flight)
+        started_ns = max(step.launched_ns, self._read_ns)
+        self._read, self._read_ns = step.step, time.monotonic_ns()
+        tokens, failed = rows[:, 0].tolist(), broken.tolist()
+        stop_id = self._engine.model_config.stop_id
+        sent: list[int] = []
+        ends: list[tuple[int, bool]] = []
+        broke: list[int] = []
+        for index, seq in enumerate(step.seqs):
+            stream = self._open.get(seq)
+            if stream is None or stream.ended:
+                continue
+            if failed[index]:
+                broke.append(seq)
+                continue
+            if tokens[index] == stop_id:
+                ends.append((seq, True))
+                continue
+            sent.append(index)
+            stream.rows += 1
+            if stream.rows == stream.max_rows:
+                ends.append((seq, False))
+        packed = rows[sent].numpy().astype("<i4").tobytes()
+        self._send_step(tuple(step.seqs[i] for i in sent), packed, tuple(ends), started_ns)
+        for seq, _ in ends:
+            self._end(seq)
+        for seq in broke:
+            self._link.send(SeqFailed(seq, "the model gave no finite numbers"))
+            self._end(seq)
+        for seq in [s for s, stream in self._open.items() if stream.ended]:
+            self._close_if_quiet(seq)
+
+    def _verify(self, verify: Verify) -> None:
+        seq, c = verify.seq, self._engine.config
+        require(seq not in self._open, f"seq {seq} is verified twice")
+        self._open[seq] = _Open()
+        try:
+            check_pages(verify.pages, verify.rows, c.page_rows, c.pool_pages)
+            detail = self._compare(verify)
+        except InvalidInput as error:
+            self._fail(seq, error)
+            return
+        self._open[seq].mismatch = detail
+        if not detail:
+            self._open[seq].verify = verify
+        self._link.send(Verified(seq, verify.transfer, ok=not detail, detail=detail))
+
+    def _start(self, start: Start) -> None:
+        seq = start.seq
+        stream = self._open.setdefault(seq, _Open())
+        require(stream.rows == 0, f"seq {seq} is started twice")
+        require(not stream.mismatch, f"seq {seq} is started on wrong KV: {stream.mismatch}")
+        try:
+            self._batch.join(start)
+        except InvalidInput as error:
+            self._fail(seq, error)
+            return
+        stream.rows = stream.launched = 1
+        stream.max_rows = start.max_rows
+        if start.max_rows == 1:
+            # The row from prefill is all: no step, and its KV is not needed.
+            self._send_step((), b"", ((seq, False),), time.monotonic_ns())
+            self._end(seq)
+
+    def _compare(self, verify: Verify) -> str:
+        """Which page's digest differs, or nothing where all match."""
+        page_rows = self._engine.config.page_rows
+        wanted = -(-verify.rows // page_rows)
+        if verify.rows < 1 or len(verify.digests) != wanted:
+            return f"{len(verify.digests)} digests for {verify.rows} rows of {page_rows} a page"
+        pages = verify.pages[:wanted]
+        found = self._engine.page_digests(pages, verify.rows)
+        for index, (have, want) in enumerate(zip(found, verify.digests, strict=True)):
+            if have != want:
+                return (
+                    f"page {pages[index]} (page {index} of {wanted} of the prompt): "
+                    f"digest {have.hex()}, expected {want.hex()}"
+                )
+        return ""
+
+    def _send_step(
+        self,
+        seqs: tuple[int, ...],
+        rows: bytes,
+        ends: tuple[tuple[int, bool], ...],
+        started_ns: int,
+    ) -> None:
+        self._link.send(StepDone(self._sent, seqs, rows, ends, started_ns, time.monotonic_ns()))
+        self._sent += 1
+
+    def _fail(self, seq: int, error: InvalidInput) -> None:
+        self._link.send(SeqFailed(seq, error.detail))
+        self._end(seq)
+
+    def _end(self, seq: int) -> None:
+        """No step that is launched from now on names the seq."""
+        if seq in self._batch.seqs:
+            self._batch.leave(seq)
+        self._open[seq].ended = True
+        self._close_if_quiet(seq)
+
+    def _close_if_quiet(self, seq: int) -> None:
+        """Say Stopped if no launched step that names the seq's pages is unread."""
+        stream = self._open[seq]
+        if stream.last_step > self._read:
+            return
+        del self._open[seq]
+        kv_ok = None
+        if self._engine.config.recheck_at_end and stream.verify is not None:
+            kv_ok = not self._compare(stream.verify)
+        self._link.send(Stopped(seq, kv_ok))

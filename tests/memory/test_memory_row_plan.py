@@ -1,0 +1,93 @@
+"""Plans for kernels and copy engines name exactly the bytes that the ranges of a CPU plan name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from duplet_core.errors import InvalidInput
+from duplet_memory.layout import PoolDescription, describe_pool
+from duplet_memory.plan import CopyPlan, check_copy, plan_pages, plan_ranges
+from duplet_memory.row_plan import plan_rows
+from duplet_pages.engine_config import Arrangement
+
+ARRANGEMENTS: tuple[Arrangement, ...] = ("page-major", "layer-major")
+
+
+def describe(arrangement: Arrangement, page_rows: int = 3, pages: int = 9) -> PoolDescription:
+    return describe_pool(
+        layers=2,
+        page_rows=page_rows,
+        kv_heads=1,
+        head_dim=4,
+        dtype="bfloat16",
+        pages=pages,
+        arrangement=arrangement,
+    )
+
+
+def pairs_of_bytes(plan: CopyPlan) -> Iterator[tuple[int, int]]:
+    """Source and destination offset of every byte."""
+    for source, dest, size in plan.ranges.tolist():
+        yield from zip(range(source, source + size), range(dest, dest + size), strict=True)
+
+
+@pytest.mark.parametrize("source", ARRANGEMENTS)
+@pytest.mark.parametrize("dest", ARRANGEMENTS)
+@pytest.mark.parametrize(("page_rows", "start", "count"), [(1, 4, 6), (3, 2, 8), (5, 5, 10)])
+def test_rows_and_ranges_name_the_same_bytes(
+    source: Arrangement, dest: Arrangement, page_rows: int, start: int, count: int
+) -> None:
+    pools = describe(source, page_rows), describe(dest, page_rows)
+    wanted = -(-(start % page_rows + count) // page_rows)
+    from_pages, to_pages = list(range(8, 8 - wanted, -1)), list(range(wanted))
+    copy = check_copy(pools[0], from_pages, pools[1], to_pages, start, count)
+    rows = plan_rows(copy)
+    assert rows.copied_bytes == copy.copied_bytes == plan_ranges(copy).copied_bytes
+    named = set()
+    for slab in range(rows.slabs):
+        ends = zip(rows.source_places.tolist(), rows.dest_places.tolist(), strict=True)
+        for from_place, to_place in ends:
+            here = pools[0].offset + (from_place + slab * rows.source_step) * rows.row_bytes
+            there = pools[1].offset + (to_place + slab * rows.dest_step) * rows.row_bytes
+            named |= {(here + byte, there + byte) for byte in range(rows.row_bytes)}
+    assert named == set(pairs_of_bytes(plan_ranges(copy)))
+
+
+def test_whole_pages_hold_the_range_and_one_range_a_page() -> None:
+    pools = describe("page-major"), describe("page-major")
+    copy = check_copy(pools[0], [7, 2, 5], pools[1], [1, 2, 0], 4, 6)
+    plan = plan_pages(copy)
+    page = pools[0].page_bytes
+    places = [(p * page, q * page) for p, q in ((7, 1), (2, 2), (5, 0))]
+    assert plan.ranges.tolist() == [
+        [pools[0].offset + p, pools[1].offset + q, page] for p, q in places
+    ]
+    assert set(pairs_of_bytes(plan_ranges(copy))) < set(pairs_of_bytes(plan))
+
+
+@pytest.mark.parametrize(("source", "dest"), [ARRANGEMENTS, ARRANGEMENTS[::-1]])
+def test_whole_pages_are_for_page_major_pools(source: Arrangement, dest: Arrangement) -> None:
+    copy = check_copy(describe(source), [0], describe(dest), [1], 0, 3)
+    with pytest.raises(InvalidInput, match="whole pages of a layer-major"):
+        plan_pages(copy)
+
+
+def test_ranges_that_overlap_are_refused() -> None:
+    pool, other = describe("page-major"), describe("page-major")
+    with pytest.raises(InvalidInput, match="a destination page stands twice"):
+        check_copy(pool, [0, 1], other, [4, 4], 0, 6)
+    with pytest.raises(InvalidInput, match="a page of one pool is source and destination"):
+        check_copy(pool, [0, 1], pool, [2, 1], 0, 6)
+    check_copy(pool, [0, 1], pool, [2, 3], 0, 6)
+    check_copy(pool, [1, 1], other, [2, 3], 0, 6)
+
+
+def test_places_stay_within_32_bits() -> None:
+    huge = describe("page-major", page_rows=64, pages=2**23)
+    copy = check_copy(huge, [0], describe("page-major", page_rows=64), [0], 0, 1)
+    with pytest.raises(InvalidInput, match="rows over all layers, most are 2147483647"):
+        plan_rows(copy)
+    assert np.iinfo(np.int32).max == 2**31 - 1

@@ -1,0 +1,203 @@
+"""The mover with copies in flight: what it tells when a GPU fails. Transports are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from duplet_core.effects import CopyDone, CopyResult, StartCopy
+from duplet_core.errors import InvalidInput, Reason
+from duplet_core.ids import InstanceId, TransferId
+from duplet_kvproxy.mover import Mover
+from duplet_kvproxy.transport import MAX_IN_FLIGHT
+from duplet_memory.cuda_driver import CudaError
+from duplet_memory.cuda_pool import MappedPool
+from duplet_memory.layout import PoolDescription, describe_pool
+
+SOURCE, DEST = InstanceId("5" * 32), InstanceId("d" * 32)
+
+
+def describe() -> PoolDescription:
+    described = describe_pool(
+        layers=2,
+        page_rows=4,
+        kv_heads=1,
+        head_dim=8,
+        dtype="bfloat16",
+        pages=64,
+        arrangement="page-major",
+    )
+    return replace(described, handle="cumem-fd", device="GPU-0")
+
+
+class Mapping:
+    """Says whether it was closed."""
+
+    closed = False
+
+    def address(self, device: Any) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Flight:
+    """Ends when the test lets it, as the test says."""
+
+    def __init__(self, error: CudaError | None) -> None:
+        self.let_go = threading.Event()
+        self._error = error
+
+    def wait(self) -> None:
+        assert self.let_go.wait(30)
+        if self._error is not None:
+            raise self._error
+
+
+class Script:
+    """Choice and transport at once. Page n of a copy says what happens to it."""
+
+    name = "pages"
+
+    def __init__(self) -> None:
+        self.flights: list[Flight] = []
+        self.begun = threading.Semaphore(0)
+        self.wait_errors: dict[int, CudaError] = {}
+        self.start_errors: dict[int, Exception] = {}
+
+    def transport_for(self, source: PoolDescription, dest: PoolDescription) -> Script:
+        return self
+
+    def start(self, copy: Any, source: Any, dest: Any) -> Flight:
+        page = int(copy.source_pages[0])
+        if page in self.start_errors:
+            raise self.start_errors[page]
+        self.flights.append(Flight(self.wait_errors.get(page)))
+        self.begun.release()
+        return self.flights[-1]
+
+
+class Place:
+    """A mover over two mapped pools, and what it told."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[CopyDone] = asyncio.Queue()
+        self.broken: asyncio.Queue[str] = asyncio.Queue()
+        self.script = Script()
+        self.mappings = Mapping(), Mapping()
+        choice: Any = self.script
+        self.mover = Mover(self.told.put_nowait, choice, self.broken.put_nowait)
+        device: Any = None
+        for name, mapping in zip((SOURCE, DEST), self.mappings, strict=True):
+            self.mover.add_pool(name, MappedPool(describe(), device, mapping))
+
+    def start(self, *pages: int) -> None:
+        for page in pages:
+            transfer = TransferId(f"{page:032x}")
+            copy = StartCopy(page, transfer, SOURCE, (page,), DEST, (page,), 0, 4)
+            self.mover.start_copy(copy)
+
+    async def begun(self, count: int) -> None:
+        """Wait until so many more copies are in flight."""
+        for _ in range(count):
+            assert await asyncio.to_thread(self.script.begun.acquire, timeout=30)
+
+    async def ends(self, count: int) -> dict[int, CopyDone]:
+        async with asyncio.timeout(30):
+            told = [await self.told.get() for _ in range(count)]
+        return {done.copy: done for done in told}
+
+
+@asynccontextmanager
+async def mover_place() -> AsyncIterator[Place]:
+    place = Place()
+    yield place
+    for flight in place.script.flights:
+        flight.let_go.set()
+    await asyncio.to_thread(place.mover.close)
+
+
+async def test_several_copies_are_in_flight_and_land_in_order() -> None:
+    async with mover_place() as place:
+        place.start(*range(1, MAX_IN_FLIGHT + 3))
+        # The second copy begins while the first, which nobody lets go, is still in flight.
+        await place.begun(1)
+        flights = place.script.flights
+        flights[0].let_go.set()
+        await place.begun(1)
+        for _ in range(MAX_IN_FLIGHT):
+            for flight in list(flights):
+                flight.let_go.set()
+            await place.begun(1)
+        for flight in list(flights):
+            flight.let_go.set()
+        ends = await place.ends(MAX_IN_FLIGHT + 2)
+        assert list(ends) == list(range(1, MAX_IN_FLIGHT + 3))
+        assert {done.result for done in ends.values()} == {CopyResult.OK}
+        assert place.mover.counts.copies["pages"] == MAX_IN_FLIGHT + 2
+
+
+async def test_a_failed_wait_makes_everything_in_flight_unknown() -> None:
+    async with mover_place() as place:
+        place.script.wait_errors[1] = CudaError("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+        place.start(1, 2, 3)
+        await place.begun(1)
+        place.script.flights[0].let_go.set()
+        ends = await place.ends(3)
+        # What had begun is unknown; what had not begun never will.
+        in_flight = len(place.script.flights)
+        assert [ends[n].result for n in range(1, in_flight + 1)] == [CopyResult.UNKNOWN] * in_flight
+        assert all(ends[n].result is CopyResult.NOT_STARTED for n in range(in_flight + 1, 4))
+        assert "CUDA_ERROR_LAUNCH_FAILED" in await place.broken.get()
+        place.start(4)
+        (end,) = (await place.ends(1)).values()
+        assert end.result is CopyResult.NOT_STARTED
+        assert place.broken.empty(), "told once"
+    assert not any(mapping.closed for mapping in place.mappings), "something may still write"
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (CudaError("cuMemcpyBatchAsync", "CUDA_ERROR_INVALID_VALUE"), CopyResult.UNKNOWN),
+        (InvalidInput(Reason.TRANSFER_FAILED, "does not fit"), CopyResult.NOT_STARTED),
+    ],
+)
+async def test_a_start_that_fails(error: Exception, result: CopyResult) -> None:
+    async with mover_place() as place:
+        place.script.start_errors[1] = error
+        place.start(1, 2)
+        await place.begun(1)
+        place.script.flights[0].let_go.set()
+        ends = await place.ends(2)
+        assert ends[1].result is result
+        assert ends[2].result is CopyResult.OK, "the next copy is not concerned"
+    assert all(mapping.closed for mapping in place.mappings)
+
+
+async def test_pages_outside_the_pool_are_refused_before_anything_is_queued() -> None:
+    async with mover_place() as place:
+        place.start(64)
+        (end,) = (await place.ends(1)).values()
+        assert end.result is CopyResult.NOT_STARTED
+        assert "source page 64 is not in a pool of 64" in end.detail
+        assert not place.script.flights
+
+
+async def test_a_mapping_is_closed_after_what_was_queued_before() -> None:
+    async with mover_place() as place:
+        place.start(1)
+        await place.begun(1)
+        place.mover.close_pool(DEST)
+        assert not place.mappings[1].closed
+        place.script.flights[0].let_go.set()
+        (end,) = (await place.ends(1)).values()
+        assert end.result is CopyResult.OK
+    assert place.mappings[1].closed
