@@ -75,7 +75,6 @@ class Transfers:
         self.by_key[key] = t
         prompt_pages = pages[: self.pages_for(admit.prompt_rows)]
         self._out.send(Role.KVPROXY, Grant(admit.transfer, prompt_pages, admit.prompt_rows))
-        self._out.emit(Log("granted", admit.request_id, admit.transfer))
 
     def step(self, t: Transfer, what: Input, message: Any, now: int) -> None:
         """Apply one input to one transfer, by the table."""

@@ -100,7 +100,6 @@ class Stays:
         stay.reserved = self.pages_for(message.prompt_rows + message.max_rows)
         self.reserved += stay.reserved
         require(self.reserved <= self.config.pages, "no more is reserved than there is")
-        self._out.emit(Log("admitted", stay.key.request_id, stay.transfer))
         self._await_start(stay)
 
     def _take_prompt(self, stay: Stay, message: Prefill, now: int) -> None:

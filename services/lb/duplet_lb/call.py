@@ -51,7 +51,7 @@ class Call:
         self._most_unread_bytes = most_unread * row_bytes
         self._give_up_ns = deadline_ns + WRITE_MARGIN_NS
         self._rows = bytearray()
-        self._sent_rows = 0
+        self.sent_rows = 0
         self._changed = asyncio.Event()
         # Of the write that runs now; a failure cuts it short, for its client may never read.
         self._writing: asyncio.Timeout | None = None
@@ -116,13 +116,13 @@ class Call:
             return None
         rows = bytes(self._rows[: self._next_bytes()])
         del self._rows[: len(rows)]
-        first = self._sent_rows
-        self._sent_rows += len(rows) // self._row_bytes
+        first = self.sent_rows
+        self.sent_rows += len(rows) // self._row_bytes
         return first, rows
 
     def _next_bytes(self) -> int:
         """Size of the next message that is not the last."""
-        wanted = self._wish.rows_per_message if self._sent_rows else self._wish.first_rows
+        wanted = self._wish.rows_per_message if self.sent_rows else self._wish.first_rows
         return wanted * self._row_bytes
 
     def _ready(self) -> bool:

@@ -62,10 +62,7 @@ class LbExecutor(Executor):
         self.feed(Drain())
 
     def _count(self, ended: Ended) -> None:
-        if ended.finished is not None:
-            outcome = "STOP" if ended.finished.stop else "LENGTH"
-        else:
-            outcome = str(ended.reason)
+        outcome = _outcome(ended)
         self.outcomes[outcome] += 1
         self.metrics.count(f"requests_{outcome.lower()}")
 
@@ -90,6 +87,24 @@ class Speech(speech_pb2_grpc.SpeechServicer):
         finally:
             if call.ended is None:  # the client left, or the service stops
                 self._executor.feed(Cancel(call.transfer, Reason.CANCELLED))
+            self._log_end(submit, call)
+
+    def _log_end(self, submit: Submit, call: Call) -> None:
+        """One line a request; the other services log only what goes wrong with it."""
+        ended = call.ended
+        if ended is None:
+            return  # lb's machine has failed, which ends the service
+        finished = ended.finished
+        self._service.log.info(
+            "request ended",
+            request_id=submit.request_id,
+            transfer=submit.transfer,
+            voice=submit.voice,
+            outcome=_outcome(ended),
+            prompt_rows=submit.prompt_rows,
+            output_rows=finished.output_rows if finished is not None else call.sent_rows,
+            detail=ended.detail,
+        )
 
     def _prepare(
         self, request: speech_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -237,6 +252,13 @@ def _finished(submit: Submit, call: Call, received_ns: int, ended: Ended) -> spe
             for name, at_ns in zip(names, stamps, strict=True)
         ],
     )
+
+
+def _outcome(ended: Ended) -> str:
+    """`STOP`, `LENGTH`, or the reason of a failure."""
+    if ended.finished is None:
+        return str(ended.reason)
+    return "STOP" if ended.finished.stop else "LENGTH"
 
 
 def _error(ended: Ended) -> DupletError:
