@@ -46,11 +46,12 @@ faults-long: $(STAMP)  ## faults in random order until FAULTS_CHECKS=n KV checks
 tables: $(STAMP)  ## the machines' tables in docs/safety.md, from the code
 	@$(BIN)/python -m docs.machine_tables
 
-gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs
-	@$(BIN)/pytest tests/gpu
+gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs; the engine on one
+	@$(BIN)/pytest tests/gpu tests/gpu_engine
 
-gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs
+gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs, and decode_step.md, on one
 	$(BIN)/python -m bench.kv_move --commit $$(git rev-parse --short HEAD)
+	$(BIN)/python -m bench.decode_step
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -1,63 +1,237 @@
-"""Draft, see run()."""
+"""What the GPU engine makes of the GPU: `python -m bench.decode_step`, on one GPU.
+
+Random weights of S2-Pro's shape in bfloat16. Every case stands beside what this GPU was measured
+to do in the same run: its read bandwidth (a sum over 8 GiB) and its matrix rate (8192 cubed).
+The floor of a decode step is what it must read, once, at that bandwidth: the backbone and head,
+the codebook transformer in each of its passes (two positions share the first one), and the KV.
+"""
+
 from __future__ import annotations
-import statistics, time
-import numpy as np, torch
+
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.results import Report
 from duplet_core.engine import Start
+from duplet_core.errors import require
 from duplet_core.messages import Sampling
-from duplet_engine.gpu_engine import GpuEngine
+from duplet_engine.gpu_attend_step import choose_splits, launch_attend_step
+from duplet_engine.gpu_engine import Flight, GpuEngine
+from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.model_config import ModelConfig, TransformerConfig
 from duplet_engine.sequences import open_prefill
 from duplet_engine.shapes import SHAPES, random_weights
+from duplet_memory.layout import describe_pool
 from duplet_pages.engine_config import EngineConfig
 
-def run(say):
-    dev=torch.device("cuda",0)
-    config=SHAPES["s2-pro"]
+MODEL = SHAPES["s2-pro"]
+ITEM_BYTES = 2
+CONTEXT_ROWS = 2048
+PROMPT_ROWS = 1500
+PAGE_ROWS = 16
+STREAMS = {1: "<= 1.6", 64: "<= 1.25", 128: "<= 1.25"}
+"""Batches that are measured, and what each may take beside its floor."""
+STEPS = 40
+STREAM_PAGES = (CONTEXT_ROWS + 4 * STEPS) // PAGE_ROWS
+
+
+def new_mark() -> torch.cuda.Event:
+    """An event that knows when it was passed."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def time_ms(work: Callable[[], object], turns: int) -> float:
+    """Median of `turns` runs, each between two events."""
+    times = []
+    for turn in range(turns + 2):
+        start, end = new_mark(), new_mark()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        if turn >= 2:
+            times.append(float(start.elapsed_time(end)))
+    return statistics.median(times)
+
+
+def read_bytes_per_ms() -> float:
+    """Read-only bandwidth."""
+    data = torch.randn(1 << 31, device="cuda")
+    return float(data.nbytes / time_ms(data.sum, 5))
+
+
+def matrix_flop_per_ms() -> float:
+    """Of a large bfloat16 product of random values."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / time_ms(lambda: a @ a, 10)
+
+
+def block_items(config: TransformerConfig) -> int:
+    """Weights of one block's products."""
+    heads = config.heads * config.head_dim
+    qkv = heads + 2 * config.kv_heads * config.head_dim
+    return config.width * (qkv + heads + 3 * config.mlp)
+
+
+def step_bytes(config: ModelConfig, streams: int) -> int:
+    """What one step must read."""
+    small, backbone = config.codebook_transformer, config.backbone
+    assert small is not None
+    passes = config.codebooks - 1
+    items = backbone.layers * block_items(backbone) + len(config.drawable_ids) * backbone.width
+    items += passes * small.layers * block_items(small)
+    items += sum(config.codebook_sizes[1:]) * small.width
+    kv_row = 2 * backbone.layers * backbone.kv_heads * backbone.head_dim
+    return ITEM_BYTES * (items + streams * CONTEXT_ROWS * kv_row)
+
+
+def prefill_flop(config: ModelConfig, rows: int) -> int:
+    """Products of the backbone, and its causal attention."""
+    c = config.backbone
+    attention = 2 * c.layers * c.heads * c.head_dim * rows * rows
+    return 2 * rows * c.layers * block_items(c) + attention
+
+
+def attention_fraction(bandwidth: float, streams: int) -> float:
+    """Attention of a decode step alone, layer after layer, against the read bandwidth."""
+    c, layers = MODEL.backbone, 4
+    pages = CONTEXT_ROWS // PAGE_ROWS
+    pool = describe_pool(
+        layers=layers,
+        page_rows=PAGE_ROWS,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        dtype="bfloat16",
+        pages=streams * pages,
+        arrangement="page-major",
+    )
+    memory = torch.zeros(pool.total_bytes, dtype=torch.uint8, device="cuda")
+    kv = PagedKv.of_pool(memory, pool)
+    kv.items.normal_()
+    tables = torch.randperm(pool.pages, device="cuda").int().view(streams, pages)
+    index = torch.arange(streams, dtype=torch.int32, device="cuda")
+    positions = torch.full_like(index, CONTEXT_ROWS - 1)
+    query = kv.items.new_ones(streams, c.heads * c.head_dim).normal_()
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    splits = choose_splits(streams, c.kv_heads, processors)
+
+    def attend() -> None:
+        for layer in range(layers):
+            launch_attend_step(query, kv, layer, tables, index, positions, c.heads, splits)
+
+    attend()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend()
+    return pool.pages * pool.page_bytes / time_ms(graph.replay, 20) / bandwidth
+
+
+class Bench:
+    """An engine with random weights and prompts for it. Owns the engine until `close`."""
+
+    def __init__(self, slots: int) -> None:
+        weights = random_weights(MODEL, torch.device("cuda", 0), torch.bfloat16)
+        config = EngineConfig(
+            "decode",
+            pool_pages=slots * STREAM_PAGES,
+            page_rows=PAGE_ROWS,
+            slots=slots,
+            chunk_rows=PROMPT_ROWS,
+        )
+        self.engine = GpuEngine(config, MODEL, weights, "cumem-fd")
+        chance = np.random.default_rng(0)
+        codes = chance.integers(0, 1024, (PROMPT_ROWS, MODEL.codebooks))
+        rows = np.concatenate((MODEL.semantic_first + codes[:, :1], codes), axis=1)
+        self._rows = rows.astype("<i4")
+
+    def sampling(self, seed: int) -> Sampling:
+        """The defaults of S2-Pro."""
+        return Sampling(seed, temperature=0.8, top_p=0.8, top_k=30, repetition_window=10)
+
+    def join(self, streams: int) -> None:
+        """A batch of so many streams at 2k rows of context; the KV is what the pool holds."""
+        self.batch = self.engine.new_batch()
+        for seq in range(streams):
+            pages = tuple(range(seq * STREAM_PAGES, (seq + 1) * STREAM_PAGES))
+            row = self._rows[seq : seq + 1].tobytes()
+            self.batch.join(Start(seq, pages, row, CONTEXT_ROWS, 3 * STEPS, self.sampling(seq)))
+
+    def prefill(self) -> Tensor:
+        """A cold prompt in one chunk, the draw of its first row included."""
+        pages = tuple(range(-(-PROMPT_ROWS // PAGE_ROWS)))
+        start = Start(0, pages, self._rows.tobytes(), 0, 0, self.sampling(1))
+        c = self.engine.config
+        row = self.engine.prefill_chunk(open_prefill(MODEL, start, PAGE_ROWS, c.pool_pages))
+        assert row is not None
+        return row
+
+    def loop(self, streams: int, ahead: int) -> tuple[float, float, Tensor]:
+        """Steps launched `ahead` of what is read: ms a step, share of that in which the GPU had
+        a step's graph at work, and the rows int32 [steps, streams, columns]."""
+        self.join(streams)
+        for _ in range(2):
+            self.engine.decode_step(self.batch)
+        self.join(streams)
+        flights: list[Flight] = []
+        rows: list[Tensor] = []
+        marks = [new_mark() for _ in range(2 * STEPS)]
+        for step in range(STEPS):
+            marks[2 * step].record()
+            flights.append(self.engine.launch_step(self.batch))
+            marks[2 * step + 1].record()
+            if len(flights) > ahead:
+                rows.append(self.engine.read_step(flights.pop(0))[0].clone())
+        rows += [self.engine.read_step(flight)[0].clone() for flight in flights]
+        torch.cuda.synchronize()
+        spans = [marks[i].elapsed_time(marks[i + 1]) for i in range(2, 2 * STEPS, 2)]
+        whole = marks[2].elapsed_time(marks[-1])
+        # A step that is launched late starts late: its first mark is passed at once.
+        return whole / (STEPS - 1), sum(spans) / whole, torch.stack(rows)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def measure(report: Report) -> None:
+    """All cases."""
+    bandwidth, rate = read_bytes_per_ms(), matrix_flop_per_ms()
+    report.add("read_bandwidth", bandwidth / 1e6, "GB/s")
+    report.add("matmul_rate", rate / 1e9, "TFLOP/s")
+    fraction = attention_fraction(bandwidth, 64)
+    report.add("decode_attention_64x2k_fraction_of_bandwidth", fraction, "ratio", ">= 0.85")
+    bench = Bench(max(STREAMS))
+    print(bench.engine.statement, flush=True)
+    for streams, budget in STREAMS.items():
+        bench.join(streams)
+        step_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
+        floor_ms = step_bytes(MODEL, streams) / bandwidth
+        report.add(f"decode_step_{streams}x2k_ms", step_ms, "ms")
+        report.add(f"decode_step_{streams}x2k_ratio_to_floor", step_ms / floor_ms, "ratio", budget)
+    normal_ms, _, normal_rows = bench.loop(64, ahead=0)
+    overlap_ms, busy, overlap_rows = bench.loop(64, ahead=1)
+    require(torch.equal(normal_rows, overlap_rows), "overlap changes rows")
+    report.add("decode_gpu_busy_fraction", busy, "ratio", ">= 0.97")
+    report.add("overlap_over_normal_step_ratio", overlap_ms / normal_ms, "ratio")
+    prefill_ms = time_ms(bench.prefill, 8)
+    share = prefill_flop(MODEL, PROMPT_ROWS) / prefill_ms / rate
+    report.add("prefill_1500_ms", prefill_ms, "ms")
+    report.add("prefill_1500_fraction_of_matmul_rate", share, "ratio", ">= 0.55")
+    bench.close()
+
+
+def main() -> None:
+    """Measure, save and print."""
     torch.set_grad_enabled(False)
-    t=time.time(); w=random_weights(config,dev,torch.bfloat16); torch.cuda.synchronize(); say("weights",time.time()-t)
-    t=time.time()
-    eng=GpuEngine(EngineConfig("decode",pool_pages=20000,slots=128,chunk_rows=1500),config,w,"cumem-fd")
-    say("engine up",time.time()-t,eng.memory.describe(),eng.config.pool_pages)
-    rng=np.random.default_rng(0)
-    def prompt(n):
-        r=np.zeros((n,11),"<i4"); c=rng.integers(0,1024,(n,10)); r[:,0]=config.semantic_first+c[:,0]; r[:,1:]=c
-        return r
-    s=lambda seed:Sampling(seed,0.8,0.8,30,10)
-    # prefill
-    p=prompt(1500); pages=tuple(range(94))
-    for i in range(4):
-        q=open_prefill(config,Start(i,pages,p.tobytes(),0,0,s(1)),16,20000)
-        torch.cuda.synchronize(); t=time.time(); row=eng.prefill_chunk(q); say("prefill 1500 ms",(time.time()-t)*1e3,row.tolist())
-    a=torch.cuda.Event(enable_timing=True);b=torch.cuda.Event(enable_timing=True)
-    a.record(); h=eng._forward(eng._kv,torch.from_numpy(p.astype("i8")),0); b.record(); b.synchronize(); say("prefill forward ms",a.elapsed_time(b), bool(torch.isfinite(h).all()))
-    # same prompt decode-built: chunk consistency
-    for count in (1,64,128):
-        batch=eng.new_batch(); eng._state.positions.fill_(-1)
-        for i in range(count):
-            pg=tuple(range(i*150,i*150+150))
-            batch.join(Start(i,pg,p[i:i+1].tobytes(),2048,300,s(i)))
-        eng.decode_step(batch)
-        from torch.profiler import profile, ProfilerActivity
-        ts=[]
-        for _ in range(20):
-            a.record(); f=eng.launch_step(batch); b.record(); b.synchronize(); ts.append(a.elapsed_time(b))
-        say("step",count,"ms",statistics.median(ts),min(ts),max(ts))
-        if count in (1,64):
-            with profile(activities=[ProfilerActivity.CUDA]) as prof:
-                eng.decode_step(batch)
-            agg=sorted(((e.key[:60],e.count,e.self_device_time_total) for e in prof.key_averages()),key=lambda e:-e[2])[:16]
-            for e in agg: say("   ",e)
-    # normal vs overlap
-    outs=[]
-    for ahead in (0,1):
-        batch=eng.new_batch(); eng._state.positions.fill_(-1)
-        for i in range(64):
-            batch.join(Start(i,tuple(range(i*150,i*150+150)),p[i:i+1].tobytes(),2000,300,s(i)))
-        fl=[];rows=[]
-        torch.cuda.synchronize(); t=time.time()
-        for step in range(40):
-            fl.append(eng.launch_step(batch))
-            if len(fl)>ahead: rows.append(eng.read_step(fl.pop(0))[0].clone())
-        while fl: rows.append(eng.read_step(fl.pop(0))[0].clone())
-        say("loop ahead",ahead,"ms/step",(time.time()-t)*1e3/40); outs.append(torch.stack(rows))
-    say("overlap equal", torch.equal(*outs), "distinct rows", len(set(map(tuple,outs[0][:,:,0].flatten().view(-1,1).tolist()))))
-    eng.close()
+    properties = torch.cuda.get_device_properties(0)
+    report = Report("decode_step", f"{properties.name}, torch {torch.__version__}")
+    measure(report)
+    report.save()
+    print(report.table())
+
+
+if __name__ == "__main__":
+    main()

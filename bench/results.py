@@ -42,8 +42,8 @@ class Result:
     commit: str
     """With '+' when the tree held changes beyond it."""
     command: str
-    load: float
-    """How many processes wanted a core in the minute before the run, on average."""
+    load: float | None
+    """How many processes wanted a core in the minute before the run, on average; None: unknown."""
 
 
 class Report:
@@ -95,8 +95,7 @@ def write_table(path: Path) -> None:
     for machine, newest in machines.items():
         results = list(newest.values())
         runs = dict.fromkeys(
-            f"`{r.command}`, commit {r.commit}, {r.date}, load {r.load:g} before it"
-            for r in results
+            f"`{r.command}`, commit {r.commit}, {r.date}{_said_load(r.load)}" for r in results
         )
         parts += [f"## {machine}", "\n".join(f"- {run}" for run in runs), render_table(results)]
     path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", "utf-8")
@@ -115,6 +114,10 @@ def render_table(results: Iterable[Result]) -> str:
     rule[1] = rule[1][:-1] + ":"
     lines.insert(1, f"| {' | '.join(rule)} |")
     return "\n".join(lines)
+
+
+def _said_load(load: float | None) -> str:
+    return "" if load is None else f", load {load:g} before it"
 
 
 def _format(value: float) -> str:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from duplet.speech.v1 import speech_pb2 as pb
 from duplet.speech.v1.speech_pb2_grpc import SpeechStub
-from duplet_client import AsyncClient, Finished, Rows, Started
+from duplet_client import AsyncClient, Finished, Rows, SamplingOptions, Started
 from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
 from tests.e2e.live_unit import LiveUnit, live_unit
@@ -205,8 +205,10 @@ async def test_other_fields_are_named(
 
 async def test_a_live_id_is_refused_and_may_return_after_its_end(place: Place) -> None:
     prompt = place.good.prompt
-    name = {"request_id": "mine", "columns": place.spec.columns}
-    async with place.client.generate(prompt, max_rows=1000, **name) as first:  # type: ignore[arg-type]
+    columns, sampling = place.spec.columns, SamplingOptions(seed=7)
+    async with place.client.generate(
+        prompt, columns=columns, sampling=sampling, max_rows=1000, request_id="mine"
+    ) as first:
         assert isinstance(await anext(first), Started)
         failure = await place.send(place.changed(lambda r: setattr(r, "request_id", "mine")))
         assert failure.code is grpc.StatusCode.ALREADY_EXISTS
@@ -223,7 +225,12 @@ async def test_absurd_limits(place: Place) -> None:
     most = 2**32 - 1
     prompt, columns = place.good.prompt, place.spec.columns
     async with place.client.generate(
-        prompt, columns=columns, max_rows=most, first_rows=most, rows_per_message=most
+        prompt,
+        columns=columns,
+        sampling=SamplingOptions(seed=7),
+        max_rows=most,
+        first_rows=most,
+        rows_per_message=most,
     ) as generation:
         events = [event async for event in generation]
     assert [type(event) for event in events] == [Started, Rows, Finished]

@@ -199,7 +199,8 @@ async def test_more_streams_than_slots_are_refused_before_prefill(place: Place) 
 async def test_more_pages_than_there_are_are_refused_before_prefill(place: Place) -> None:
     """Two streams of the longest kind do not fit the pool together, though slots are free."""
     prompt = place.long.ask.prompt(place.spec)
-    async with place.client.generate(prompt, max_rows=2**32 - 1) as first:
+    sampling = SamplingOptions(seed=place.long.ask.seed)  # one that runs on while we ask again
+    async with place.client.generate(prompt, sampling=sampling, max_rows=2**32 - 1) as first:
         assert isinstance(await anext(first), Started)
         assert isinstance(await anext(first), Rows), "its prompt is computed"
         before = await place.unit.gauge(Role.PREFILL, "prompt_rows_total")

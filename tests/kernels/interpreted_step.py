@@ -11,8 +11,11 @@ import torch
 
 from duplet_core.errors import InvalidInput
 from duplet_engine.engine import Engine
+from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
 from duplet_engine.gpu_draw import launch_draw
+from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.gpu_linear import choose_parts, launch_stream_weights
 from duplet_engine.gpu_model import GpuModel
 from duplet_engine.gpu_norm import launch_add_norm
 from duplet_engine.gpu_state import StreamState
@@ -41,10 +44,27 @@ def test_add_norm_is_its_formula(parts: int, width: int) -> None:
 @pytest.mark.parametrize(("parts", "mlp"), [(1, 192), (2, 1030)])
 def test_swiglu_is_its_formula(parts: int, mlp: int) -> None:
     both = torch.randn((parts, 3, 2 * mlp), generator=torch.Generator().manual_seed(mlp))
-    gate, up = both.double().sum(0).split(mlp, dim=1)
+    gate, up = both.double().sum(0).view(3, 2, mlp).unbind(1)
     out = launch_swiglu(both, torch.float32)
     expected = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "parts"), [(1, 64, 1024, 2), (3, 128, 640, 4)])
+def test_streamed_weights_are_a_product(m: int, n: int, k: int, parts: int) -> None:
+    chance = torch.Generator().manual_seed(k)
+    x, weight = (torch.randn(size, generator=chance) for size in ((m, k), (n, k)))
+    out = launch_stream_weights(x, weight, parts)
+    assert out.shape == (parts, m, n)
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(out.double().sum(0), expected, rtol=0, atol=1e-3)
+
+
+def test_k_is_cut_until_every_processor_has_work() -> None:
+    """S2-Pro's four products on an H200, as measured; never into parts too short to read ahead."""
+    shapes = [(6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728)]
+    assert [choose_parts(n, k, 132) for n, k in shapes] == [2, 4, 1, 4]
+    assert choose_parts(64, 1024, 132) == 2
 
 
 def make_state(count: int, entries: int) -> StreamState:
@@ -156,6 +176,40 @@ def test_steps_are_the_cpu_engines() -> None:
     torch.testing.assert_close(kv.items, there, rtol=0, atol=1e-4)
     assert not torch.equal(kv.items, untouched)
     engine.close()
+
+
+def test_chunks_leave_the_cpu_engines_kv() -> None:
+    """A prompt in two chunks, the second behind a cached prefix: keys, values and rows."""
+    engine = Engine(EngineConfig("monolith", pool_pages=8))
+    request = make_requests(np.random.default_rng(4), [41])[0]
+    pages = [5, 2, 7]
+    first_row = run_prefill_alone(engine, request, pages)
+    pool = engine.pool.description
+    kv = PagedKv.of_pool(torch.zeros(pool.total_bytes, dtype=torch.uint8), pool)
+    model = GpuModel(TINY, tiny_weights(), 1, processors=2)
+    rows = torch.from_numpy(request.prompt)
+    tables = torch.tensor([pages], dtype=torch.int32)
+    for first, count in ((0, 29), (29, 12)):
+        positions = torch.arange(first, first + count, dtype=torch.int32)
+        places = Places(tables, torch.zeros(count, dtype=torch.int32), positions)
+        tiles = ChunkTiles.of([(0, first, count)], 4, 2, CPU)
+
+        def attend(layer: int, query: torch.Tensor, tiles: ChunkTiles = tiles) -> torch.Tensor:
+            return launch_attend_chunk(query, kv, layer, tables, tiles, 4)
+
+        hidden = model.forward(rows[first : first + count], kv, places, attend)
+    there = torch.from_numpy(engine.pool.array.copy()).view(-1)
+    torch.testing.assert_close(kv.items, there, rtol=0, atol=1e-4)
+    assert there.any()
+    engine.close()
+
+    state = StreamState.empty(1, 3, TINY.columns, CPU)
+    sampling = request.sampling
+    state.positions[0], state.seeds[0] = request.rows - 1, sampling.seed
+    state.temperature[0], state.top_p[0] = sampling.temperature, sampling.top_p
+    state.top_k[0], state.window[0] = sampling.top_k, sampling.repetition_window
+    drawn = model.draw_rows(hidden[-1:], state, torch.zeros(1, dtype=torch.int32))
+    assert drawn[0].tolist() == [*first_row.tolist(), 0]
 
 
 def test_a_model_that_is_not_covered_is_refused() -> None:

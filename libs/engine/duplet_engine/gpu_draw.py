@@ -45,7 +45,7 @@ def _gumbel(seed, position, column, entry):  # type: ignore[no-untyped-def]
     return -tl.log(tl.where(above < 2.0**-6, near_one, -tl.log(below)))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _filter(cumulative, total, value, rank, top_p, top_k, temperature):  # type: ignore[no-untyped-def]
     """Scores without noise of what the filters keep, -inf elsewhere; only the first if greedy."""
     greedy = temperature == 0.0

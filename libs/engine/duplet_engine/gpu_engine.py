@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from duplet_core.errors import require
+from duplet_core.errors import InvalidInput, Reason, require
 from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
 from duplet_engine.gpu_batch import GpuBatch, fill_slot
 from duplet_engine.gpu_graphs import EngineGraphs
@@ -62,29 +62,43 @@ class GpuEngine:
             handle: how the pool is passed on.
 
         Raises:
-            InvalidInput: the model is not covered, or the pool does not fit.
+            InvalidInput: the model is not covered, or it or the pool does not fit.
         """
         ordinal = torch.cuda.current_device()
         self._device = torch.device("cuda", ordinal)
         self._processors = torch.cuda.get_device_properties(ordinal).multi_processor_count
         self.config = config
         self.model_config = model_config
-        self.model = GpuModel(model_config, weights, config.slots, self._processors)
         pages = -(-model_config.longest_sequence // config.page_rows)
         columns = model_config.columns
-        self._state = StreamState.empty(config.slots, pages, columns, self._device)
-        self._first = StreamState.empty(1, pages, columns, self._device)
-        self._only = torch.zeros(config.chunk_rows, dtype=torch.int32, device=self._device)
         self._digest_stream = torch.cuda.Stream()
-        self.memory = self._learn_memory()
-        trial = self._describe(1)
-        wanted = fit_pages(self.memory, trial.page_bytes, config.pool_pages, pages)
-        self.config = replace(config, pool_pages=wanted)
-        driver_device = open_devices()[ordinal]
-        self.pool: CudaPool = create_cuda_pool(self._describe(wanted), handle, driver_device)
+        try:
+            self.model = GpuModel(model_config, weights, config.slots, self._processors)
+            self._state = StreamState.empty(config.slots, pages, columns, self._device)
+            self._first = StreamState.empty(1, pages, columns, self._device)
+            self._only = torch.zeros(config.chunk_rows, dtype=torch.int32, device=self._device)
+            self.memory = self._learn_memory()
+        except torch.OutOfMemoryError as error:
+            raise InvalidInput(
+                Reason.INVALID_REQUEST,
+                f"model {model_config.name!r} with {config.slots} slots and chunks of "
+                f"{config.chunk_rows} rows does not fit on the GPU: {error}",
+            ) from error
+        pool_pages = fit_pages(self.memory, self._describe(1).page_bytes, config.pool_pages, pages)
+        self.config = replace(config, pool_pages=pool_pages)
+        description = self._describe(pool_pages)
+        self.pool: CudaPool = create_cuda_pool(description, handle, open_devices()[ordinal])
         self._memory: Tensor = torch.as_tensor(self.pool, device=self._device)
         self._kv = PagedKv.of_pool(self._memory, self.pool.description)
         self._graphs = self._capture(self._kv)
+
+    @property
+    def statement(self) -> str:
+        """What the pool has of the GPU's memory, for the log at start."""
+        d = self.pool.description
+        return f"pool of {d.pages} pages, {d.pages * d.page_bytes / 2**30:.1f} GiB; before it " + (
+            self.memory.describe()
+        )
 
     def new_batch(self) -> GpuBatch:
         """An empty batch; the engine has one at a time, the former one's streams are gone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,11 @@ def buckets_up_to(slots: int) -> tuple[int, ...]:
 class _Captured:
     """One graph with the memory that it reads and writes. Owns both."""
 
-    def __init__(
-        self, work: Callable[[Tensor], Tensor], given: Tensor, pool: tuple[int, int]
-    ) -> None:
+    def __init__(self, work: Callable[[Tensor], Tensor], given: Tensor, pool: Any) -> None:
         """Run `work(given)` once, for what is built at first use, and then capture it."""
         self.given = given
+        # What the graph reads lives as long as the graph.
+        self._work = work
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

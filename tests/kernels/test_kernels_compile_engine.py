@@ -1,0 +1,114 @@
+"""The engine's kernels compile for every GPU we serve, without one, and spill nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton  # type: ignore[import-untyped]
+from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+from triton.compiler import ASTSource  # type: ignore[import-untyped]
+
+from duplet_engine.gpu_attend_chunk import attend_chunk
+from duplet_engine.gpu_attend_step import attend_step, join_splits
+from duplet_engine.gpu_draw import draw_entry
+from duplet_engine.gpu_embed import embed_rows
+from duplet_engine.gpu_heads import place_heads
+from duplet_engine.gpu_linear import stream_weights
+from duplet_engine.gpu_norm import add_norm
+from duplet_engine.gpu_state import advance
+from duplet_engine.gpu_swiglu import swiglu
+from tests.kernels.test_kernels_compile import CAPABILITIES, assert_no_spills
+
+Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
+
+_BF16 = ("query", "keys", "weight", "q_norm", "k_norm", "text", "code_tables")
+_FLOATS = ("parts", "logs", "x", "delta", "both", "qkv", "cos", "sin", "logits")
+_NUMBERS = ("scale", "eps", "redraw_temperature", "redraw_top_p")
+_LONGS = ("seeds",)
+_POINTERS = (
+    *("tables", "table_index", "positions", "tiles", "rows", "slots", "top_ks", "windows"),
+    *("recent", "drawn", "codes", "broken", "ids", "state_rows"),
+)
+_HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAGE_ROWS": 16}
+_STEP = _HEADS | {"QUERIES": 16, "BLOCK_ROWS": 64, "PRECISION": "tf32"}
+_DRAW = {"WINDOW": 128, "CODES": 4096}
+
+CASES: dict[str, Case] = {
+    "attend_step": (attend_step, {"out": "*bf16"}, _STEP | {"SPLITS": 1}, {"num_warps": 4}),
+    "attend_step_split": (attend_step, {"out": "*bf16"}, _STEP | {"SPLITS": 8}, {"num_warps": 4}),
+    "join_splits": (
+        join_splits,
+        {"out": "*bf16"},
+        {"HEAD_DIM": 128, "SPLITS": 64},
+        {"num_warps": 4},
+    ),
+    "attend_chunk": (
+        attend_chunk,
+        {"out": "*bf16"},
+        _HEADS | {"GROUP_PADDED": 4, "QUERIES": 128, "BLOCK_ROWS": 64, "PRECISION": "tf32"},
+        {"num_warps": 8},
+    ),
+    "stream_weights": (
+        stream_weights,
+        {"x": "*bf16", "out": "*fp32"},
+        {"BLOCK_ROWS": 16, "BLOCK_OUT": 64, "BLOCK_IN": 128},
+        {"num_warps": 4, "num_stages": 4},
+    ),
+    "add_norm": (add_norm, {"out": "*bf16"}, {"PARTS": 4, "BLOCK": 4096}, {"num_warps": 8}),
+    "swiglu": (swiglu, {"out": "*bf16"}, {"PARTS": 4, "BLOCK": 1024}, {"num_warps": 4}),
+    "place_heads": (place_heads, {}, _HEADS | {"PARTS": 2, "QK_NORM": True}, {"num_warps": 1}),
+    "embed_rows": (
+        embed_rows,
+        {"out": "*fp32"},
+        {"CODEBOOKS": 10, "ENTRIES": 4096, "BLOCK": 1024},
+        {"num_warps": 4},
+    ),
+    "advance": (
+        advance,
+        {"out": "*i32"},
+        {"COLUMNS": 11, "BLOCK": 16, "WINDOW": 128},
+        {"num_warps": 1},
+    ),
+    "draw_code": (
+        draw_entry,
+        {"temperatures": "*fp32", "top_ps": "*fp32"},
+        _DRAW | {"ENTRIES": 1024, "BLOCK": 1024, "REDRAW_COLUMN": 0},
+        {"num_warps": 4},
+    ),
+    "draw_token": (
+        draw_entry,
+        {"temperatures": "*fp32", "top_ps": "*fp32"},
+        _DRAW | {"ENTRIES": 4097, "BLOCK": 4096, "REDRAW_COLUMN": 11},
+        {"num_warps": 16},
+    ),
+}
+
+
+def type_of(name: str, own: dict[str, str]) -> str:
+    for names, kind in ((_BF16, "*bf16"), (_FLOATS, "*fp32"), (_LONGS, "*i64"), (_NUMBERS, "fp32")):
+        if name in names:
+            return own.get(name, kind)
+    return own.get(name, "*i32" if name in _POINTERS else "i32")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", CASES)
+def test_engine_kernel(name: str, capability: int, tmp_path: Path) -> None:
+    function, own, constants, options = CASES[name]
+    signature = {
+        argument: "constexpr" if argument in constants else type_of(argument, own)
+        for argument in function.arg_names
+    }
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (argument, kind) in enumerate(signature.items())
+        if kind.startswith("*") or argument.endswith(("stride", "width", "n", "k", "share"))
+    }
+    source = ASTSource(function, signature, constants, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert compiled.asm["cubin"]
+    assert_no_spills(compiled.asm["ptx"], tmp_path)
+    if name in ("attend_step", "attend_chunk", "stream_weights"):
+        assert "cp.async" in compiled.asm["ptx"], "reads ahead"
