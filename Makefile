@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-bench clean
+.PHONY: help venv demo test explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-bench clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -36,6 +36,16 @@ test: $(STAMP)  ## all tests
 
 soak: $(STAMP)  ## 10,000 requests with cancels, disconnects, slow readers; SOAK_REQUESTS=n
 	@$(BIN)/python -m bench.soak
+
+explore: $(STAMP)  ## exhaustive search of the safety core at small scopes; SCOPE=name for one
+	@$(BIN)/python -m duplet_sim.explore $(if $(SCOPE),--scope $(SCOPE))
+
+sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, or SEED=k TRACE=1 for one story
+	@$(BIN)/python -m duplet_sim.simulate --seeds $(or $(SEEDS),2000) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(TRACE),--trace)
+
+mutants: $(STAMP)  ## each safety rule switched off must be noticed
+	@$(BIN)/python -m duplet_sim.mutants
 
 faults: $(STAMP)  ## every fault on real processes, and a control run with one rule off
 	@$(BIN)/python -m tests.faults.run_faults
