@@ -249,8 +249,8 @@ def judge(soak: Soak, watch: Watch, unit: Unit, held: dict[str, float]) -> list[
     return problems
 
 
-async def run(requests: int) -> list[str]:
-    """Start a unit, send the requests, stop it. Returns what is wrong."""
+async def run(requests: int) -> tuple[list[str], str]:
+    """Start a unit, send the requests, stop it. Returns what is wrong, and the figures."""
     metrics = {str(role): free_local_address() for role in Role}
     ports = {
         f"DUPLET_{role.upper()}_METRICS_PORT": address.rpartition(":")[2]
@@ -265,7 +265,7 @@ async def run(requests: int) -> list[str]:
         )
         async with in_background(supervisor):
             if not await supervisor.wait_ready():
-                return [f"the unit does not start: {supervisor.failure}"]
+                return [f"the unit does not start: {supervisor.failure}"], ""
             async with AsyncClient(listen) as client:
                 spec = (await client.unit()).spec
                 assert spec is not None
@@ -280,7 +280,9 @@ async def run(requests: int) -> list[str]:
                 cached = scrape(metrics[Role.PREFILL])["duplet_prefill_pages_cached"]
     problems = [f"{name} exited" for name in died] + judge(soak, watch, unit, held)
     print_figures(soak, watch, unit, took_s, cached)
-    return problems
+    most = max(added for _, added in watch.growth().values())
+    checks = f"kv checks {unit.kv_checks}, mismatches {unit.kv_mismatches}"
+    return problems, f"{checks}, most growth of a process {most:+.2f} MiB"
 
 
 def print_figures(soak: Soak, watch: Watch, unit: Unit, took_s: float, cached: float) -> None:
@@ -297,11 +299,11 @@ def main() -> int:
     if requests < 3 * SAMPLES:
         print(f"soak FAILED: SOAK_REQUESTS={requests}: fewer than {3 * SAMPLES} show nothing")
         return 1
-    problems = asyncio.run(run(requests))
+    problems, figures = asyncio.run(run(requests))
     if problems:
         print(f"soak FAILED: {'; '.join(problems)}")
         return 1
-    print(f"soak ok: {requests} requests, memory and descriptors flat, no page or transfer left")
+    print(f"soak ok: {requests} requests, {figures}, no page or transfer left")
     return 0
 
 

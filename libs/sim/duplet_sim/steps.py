@@ -102,6 +102,9 @@ def _dials(world: World, process: Process) -> Iterator[Action]:
             continue
         if link.needs_lifeline and process.instance not in target.watching:
             continue  # refused until kvproxy has the lifeline: a loop of no interest
+        held = target.node.machine.links[process.role].current
+        if held is not None and held.instance != process.instance:
+            continue  # refused until the one before is known to be gone: the same
         if link.watched is None or link.watched == target.instance:
             yield ("dial", process.instance, role)
 
