@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -56,7 +57,7 @@ class Report:
         self._machine = "; ".join(filter(None, (describe_machine(), machine)))
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit = find_commit()
-        self._command = f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip()
+        self._command = " ".join(["python -m bench." + name, *_arguments(sys.argv[1:])])
         self._load = round(os.getloadavg()[0], 1)
 
     def add(self, case: str, value: float, unit: str, budget: str = "") -> None:
@@ -91,7 +92,7 @@ def write_table(path: Path) -> None:
         newest = machines.setdefault(result.machine, {})
         newest.pop(result.case, None)  # a case stands where its newest run put it
         newest[result.case] = result
-    parts = [f"# {path.stem}"]
+    parts = [f"# {path.stem}", "A '+' behind a commit: the tree held changes beyond it."]
     for machine, newest in machines.items():
         results = list(newest.values())
         runs = dict.fromkeys(
@@ -104,7 +105,7 @@ def write_table(path: Path) -> None:
 def render_table(results: Iterable[Result]) -> str:
     """Case, value, unit and budget as a Markdown table."""
     rows = [("case", "value", "unit", "budget")]
-    rows += [(r.case, _format(r.value), r.unit, r.budget) for r in results]
+    rows += [(r.case, _format(r.value), r.unit, _judged(r)) for r in results]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = []
     for case, value, unit, budget in rows:
@@ -122,6 +123,30 @@ def _said_load(load: float | None) -> str:
 
 def _format(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _arguments(given: Sequence[str]) -> list[str]:
+    """What decides the results; where they were written to does not."""
+    kept = list(given)
+    if "--out" in kept:
+        at = kept.index("--out")
+        del kept[at : at + 2]
+    return kept
+
+
+def _judged(result: Result) -> str:
+    """The budget, and whether it was missed."""
+    limit = re.fullmatch(r"(<=|<|>=|>) ?([0-9.]+)", result.budget)
+    if limit is None:
+        return result.budget
+    sign, bound = limit[1], float(limit[2])
+    met = {
+        "<=": result.value <= bound,
+        "<": result.value < bound,
+        ">=": result.value >= bound,
+        ">": result.value > bound,
+    }[sign]
+    return result.budget if met else f"{result.budget} MISSED"
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -15,6 +15,7 @@ lost fails its requests at once, and a client never waits for a proof (S7).
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -199,7 +200,8 @@ class FrontMachine(Machine):
         if missing:
             return f"no stream to {' and '.join(missing)}"
         if not self._ready:
-            return "prefill and decode run different models"
+            prefill, decode = (_told(self._specs[r]) for r in (Role.PREFILL, Role.DECODE))
+            return f"prefill and decode run different models: {prefill} and {decode}"
         refusing = None if self.credit is None else self.credit.refusing
         return "" if refusing is None else f"decode takes nothing new: {refusing}"
 
@@ -352,3 +354,14 @@ class FrontMachine(Machine):
                 refusing = None if self.credit is None else self.credit.refusing
                 reason = Reason.OVERLOADED if refusing is None else refusing
                 self._end(request, reason, "no stream slot or pages came free in time")
+
+
+def _told(spec: str) -> str:
+    """What tells one model's spec from another's, for people; nothing is decided by it."""
+    try:
+        fields = json.loads(spec)
+    except ValueError:
+        return repr(spec[:40])
+    if not isinstance(fields, dict):
+        return repr(spec[:40])
+    return " ".join(str(fields.get(name)) for name in ("name", "dtype", "page_rows", "fingerprint"))

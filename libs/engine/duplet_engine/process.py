@@ -11,6 +11,7 @@ import sys
 import torch
 
 from duplet_core.engine import Ready
+from duplet_core.errors import InvalidInput
 from duplet_engine.decode_loop import run_decode
 from duplet_engine.engine import Engine
 from duplet_engine.link import Link
@@ -22,11 +23,13 @@ from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.engine_link import BlockingLink, LinkClosed
 
 _PR_SET_PDEATHSIG = 1
+BAD_CONFIG_EXIT = 2
 _LOOPS = {"prefill": run_prefill, "decode": run_decode, "monolith": run_monolith}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one engine until Shutdown (exit code 0) or until the link closes (1).
+    """Run one engine until Shutdown (exit code 0) or until the link closes (1); 2 means that
+    the config asks for what is not there.
 
     Any other end is a fault of the whole engine: an exception, with its traceback, and a
     non-zero code.
@@ -42,6 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
         if not die_with(parent):
             return 1
         serve(EngineConfig.from_json(options.config), link)
+    except InvalidInput as error:  # the model's files or the settings are at fault
+        print(f"duplet_engine: {error.detail}", file=sys.stderr)
+        return BAD_CONFIG_EXIT
     except LinkClosed as error:
         print(f"duplet_engine: {error}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
+from grpc import StatusCode
 from rich.console import Console
 
 from duplet_client import AsyncClient, GenerateError, SamplingOptions, StreamTiming, Unit
@@ -77,6 +79,8 @@ def run(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:
         code, reason, detail = WRONG_USAGE, getattr(error, "reason", "USAGE"), str(error)
     except GenerateError as error:
         code, reason, detail = FAILED, error.reason or error.code.name, error.detail
+        if not error.reason and error.code is StatusCode.UNAVAILABLE:
+            detail = f"no unit answers there (`duplet up` starts one, --address names it): {detail}"
         if error.retry_after_s is not None:
             detail += f" (try again in {error.retry_after_s:g} s)"
     except DupletError as error:
@@ -135,7 +139,7 @@ def generate(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Prompt rows instead of text: int32 [rows, columns], .npy or raw little-endian.",
+            help="Prompt rows instead of text: int32 \\[rows, columns], .npy or raw little-endian.",
         ),
     ] = None,
     voice: Voice = "ada",
@@ -154,6 +158,8 @@ def generate(
     """Send one request and show its progress."""
     if (text is None) == (rows is None):
         raise typer.BadParameter("give either TEXT or --rows FILE")
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise typer.BadParameter(f"--out: {out.parent} is no folder that can be written to")
     sampling = SamplingOptions(temperature, top_p, top_k, repetition_window, seed)
 
     async def work() -> Answer:
