@@ -344,7 +344,7 @@ def test_not_ready_until_both_are_up_and_agree() -> None:
     assert unit_health(effects) == [SetHealth("unit", False, "no stream to decode")]
     effects = front.connect(Role.DECODE, spec="another", credit=Credit(16, 16, 4, 0))
     assert pick(effects, SpecKnown) == []
-    differ = "prefill and decode run different models: 'spec' and 'another'"
+    differ = "prefill and decode run different models: tiny and 'another'"
     assert unit_health(effects) == [SetHealth("unit", False, differ)]
     (refused,) = pick(front.feed(submit("r2", T2)), Ended)
     assert (refused.reason, refused.detail) == (Reason.NOT_READY, differ)

@@ -154,8 +154,9 @@ def test_an_unknown_model_is_refused(processes: list[Process]) -> None:
     process = Process(EngineConfig(role="prefill", model="huge"))
     processes.append(process)
     code, errors = process.end()
-    assert code != 0
-    assert "InvalidInput: model is 'huge', there is 'tiny'" in errors
+    assert code == 2
+    assert errors.startswith("duplet_engine: model is 'huge', there is 'tiny'")
+    assert errors.count("\n") == 1, "one line, no traceback"
 
 
 PARENT = """

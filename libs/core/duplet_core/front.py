@@ -364,4 +364,5 @@ def _told(spec: str) -> str:
         return repr(spec[:40])
     if not isinstance(fields, dict):
         return repr(spec[:40])
-    return " ".join(str(fields.get(name)) for name in ("name", "dtype", "page_rows", "fingerprint"))
+    names = ("name", "dtype", "page_rows", "fingerprint")
+    return " ".join(str(fields[name]) for name in names if name in fields)
