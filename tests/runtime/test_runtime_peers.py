@@ -26,6 +26,7 @@ from duplet_runtime.server import (
     create_server,
     peer_channel_options,
     peer_server_options,
+    public_server_options,
     running_server,
 )
 
@@ -387,3 +388,11 @@ async def test_stopped_peer_is_noticed(record: Any, address: str) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_peers_take_longer_messages_than_clients_may_send() -> None:
+    """Else a request that lb has taken could end the stream that all requests share."""
+    name = "grpc.max_receive_message_length"
+    client = dict(public_server_options())[name]
+    for options in (peer_server_options(), peer_channel_options()):
+        assert int(dict(options)[name]) >= int(client) + 65_536

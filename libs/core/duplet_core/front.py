@@ -131,7 +131,8 @@ class FrontMachine(Machine):
         if submit.pages > self.credit.total_pages:
             detail = f"{submit.pages} pages needed, decode's pool has {self.credit.total_pages}"
             return Reason.PROMPT_TOO_LONG, detail
-        if len(self._queue) >= self.config.queue_limit:
+        must_wait = bool(self._queue) or not self._fits(submit.pages)
+        if must_wait and len(self._queue) >= self.config.queue_limit:
             return Reason.OVERLOADED, "the unit is full and its queue too"
         return None
 
@@ -323,17 +324,17 @@ class FrontMachine(Machine):
         self.send(Role.PREFILL, Prefill(*key, *prompt, submit.sampling, submit.voice, submit.trace))
         self.emit(Admitted(submit.transfer))
 
-    def _fits(self, request: Request) -> bool:
+    def _fits(self, pages: int) -> bool:
         credit = self.credit
         if credit is None or credit.refusing is not None or not self._ready:
             return False
         slots = credit.free_slots - len(self._unseen)
-        return slots > 0 and credit.free_pages - sum(self._unseen) >= request.submit.pages
+        return slots > 0 and credit.free_pages - sum(self._unseen) >= pages
 
     # --- admission and timers -------------------------------------------------------
 
     def _settle(self, now: int) -> None:
-        while self._queue and self._fits(self._queue[0]):
+        while self._queue and self._fits(self._queue[0].submit.pages):
             self._admit(self._queue.popleft())
         if self.draining and not self._drained_told and not self.requests:
             self._drained_told = True

@@ -73,6 +73,8 @@ class PrefillMachine(Machine):
         return None
 
     def _take_end(self, end: End, now: int) -> None:
+        if end.reason is Reason.KV_MISMATCH:
+            self.jobs.forget_prefixes()
         job = self.jobs.by_transfer.get(end.transfer)
         if job is not None and job.key.lb == self.instance_of(Role.LB):
             self.jobs.step(job, Input.END, end, now)

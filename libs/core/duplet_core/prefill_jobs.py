@@ -66,7 +66,7 @@ class Jobs:
         """Hand the engine what has pages now, in arrival order. A job whose next page is being
         computed for another one steps aside until then, and keeps its place."""
         aside: list[Job] = []
-        while self.queue:
+        while self.queue and len(self.by_seq) < self.config.open_limit:
             job = self.queue[0]
             assert job.prompt is not None
             match = self.index.match(job.prompt, (job.prompt_rows - 1) // self.config.page_rows)
@@ -101,6 +101,13 @@ class Jobs:
         self._out.emit(Count("prompt_rows", job.prompt_rows))
         self._out.emit(Count("cached_rows", job.cached_rows))
         job.prompt = None  # the engine's copy is enough
+
+    def forget_prefixes(self) -> None:
+        """Cached KV turned out wrong: it, or what was computed on it, must not be shared again.
+        Which page it was is not known here, and it is rare enough to forget them all."""
+        for page in self.index.forget():
+            self.pages.release_page(page)
+        self._out.emit(Count("prefix_cache_forgotten"))
 
     def step(self, job: Job, what: Input, message: Any, now: int) -> None:
         """Apply one input to one transfer, by the table."""

@@ -36,6 +36,9 @@ class PrefillConfig:
     page_rows: int
     spec: str
     queue_limit: int = 256
+    open_limit: int = 32
+    """Sequences that the engine may have at once. The rest waits here, where its end costs
+    nothing: what is handed over can pile up before an engine that is inside a long step."""
 
 
 @dataclass(slots=True)

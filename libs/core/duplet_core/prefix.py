@@ -54,6 +54,10 @@ class PrefixIndex(Protocol):
         """Forget up to `count` pages that are not in use, least recently used first."""
         ...
 
+    def forget(self) -> tuple[int, ...]:
+        """Forget everything, also what is being computed; the pages that were kept."""
+        ...
+
 
 class NoPrefixIndex:
     """Knows nothing: every prompt is computed whole."""
@@ -74,6 +78,9 @@ class NoPrefixIndex:
         """Nothing was kept."""
 
     def evict(self, count: int, in_use: Callable[[int], bool]) -> tuple[int, ...]:
+        return ()
+
+    def forget(self) -> tuple[int, ...]:
         return ()
 
 

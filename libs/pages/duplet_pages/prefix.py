@@ -117,6 +117,14 @@ class RadixIndex:
             self._unlink(node)
         return tuple(n.page for n in chosen)
 
+    def forget(self) -> tuple[int, ...]:
+        """See `duplet_core.prefix.PrefixIndex`. Owners that compute go on, for themselves."""
+        pages = tuple(self._known)
+        self._root.children.clear()
+        self._known.clear()
+        self._open.clear()
+        return pages
+
     def _keys(self, prompt: bytes, most_pages: int) -> list[bytes]:
         size = self._key_bytes
         whole = min(len(prompt) // size, most_pages)

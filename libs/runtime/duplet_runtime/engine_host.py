@@ -48,9 +48,9 @@ class EngineSettings(ServiceSettings):
     """Rows a page; the same in prefill and decode."""
     arrangement: Arrangement = "page-major"
     """Order of the pool's memory; 'layer-major' for comparison."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """Threads of one operator on the CPU."""
-    drain_s: float = Field(default=30.0, ge=0)
+    drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that running requests get after SIGTERM."""
 
 

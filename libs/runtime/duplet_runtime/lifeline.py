@@ -9,6 +9,7 @@ time: the end of the connection is only a reason to connect again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -35,6 +36,11 @@ MAX_INSTANCES = 16
 
 REGISTER_LIMIT_S = 2.0
 """A connection that has not introduced itself by then is closed."""
+
+SHORTAGE_PAUSE_S = 1.0
+"""How long no connection is taken after one found no descriptor or no memory."""
+
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MOST_S = 1.0
@@ -108,12 +114,15 @@ class LifelineServer:
         self._pidfd = os.pidfd_open(os.getpid())
         self._connections: dict[int, _Connection] = {}
         self._watches: dict[tuple[Role, InstanceId], DeathWatch] = {}
+        self._pause: asyncio.TimerHandle | None = None
         self._listener = _listen(path)
         self._path = path
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Close everything. Peers see no death: that is our exit."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._path.unlink(missing_ok=True)
@@ -128,6 +137,16 @@ class LifelineServer:
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            # The connection stays in the backlog; looking at once again would only spin.
+            _log.warning("lifeline refused", detail=str(error))
+            self._loop.remove_reader(self._listener.fileno())
+            self._pause = self._loop.call_later(
+                SHORTAGE_PAUSE_S, self._loop.add_reader, self._listener.fileno(), self._accept
+            )
             return
         if len(self._connections) >= MAX_CONNECTIONS:
             _log.warning("lifeline refused", detail="too many connections")

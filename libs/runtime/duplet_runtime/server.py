@@ -17,7 +17,11 @@ from duplet_runtime.status import GuardInterceptor
 Options = list[tuple[str, int | str]]
 
 MESSAGE_BYTES = 1 << 20
-"""Longest message, either way."""
+"""Longest message of a client, either way: prompts of some 23,000 rows of 11 integers."""
+
+PEER_MESSAGE_BYTES = 2 * MESSAGE_BYTES
+"""Longest message between peers. A prompt that lb has taken travels on with more around it, and
+a message that is too long would end the stream that all requests share."""
 
 KEEPALIVE_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 1500
@@ -41,9 +45,17 @@ HANDSHAKE_MS = 5000
 MAX_STREAMS = 1024
 """Calls at once on one connection."""
 
-_BOTH_ENDS: Options = [
+_CLIENT_LENGTHS: Options = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+]
+
+_PEER_LENGTHS: Options = [
+    ("grpc.max_receive_message_length", PEER_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", PEER_MESSAGE_BYTES),
+]
+
+_BOTH_ENDS: Options = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -67,13 +79,14 @@ _SERVER: Options = [
 
 def peer_server_options() -> Options:
     """For a server that takes peer streams: connections live on, a stopped peer is noticed."""
-    return [*_BOTH_ENDS, *_SERVER, *_PEER_KEEPALIVE]
+    return [*_PEER_LENGTHS, *_BOTH_ENDS, *_SERVER, *_PEER_KEEPALIVE]
 
 
 def public_server_options(longest_call_s: float = 300.0) -> Options:
     """For lb's public port: patient with clients, but their connections have bounds."""
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
+        *_CLIENT_LENGTHS,
         *_BOTH_ENDS,
         *_SERVER,
         ("grpc.keepalive_time_ms", PUBLIC_KEEPALIVE_MS),
@@ -90,6 +103,7 @@ def public_server_options(longest_call_s: float = 300.0) -> Options:
 def peer_channel_options() -> Options:
     """For a channel to a peer on this machine."""
     return [
+        *_PEER_LENGTHS,
         *_BOTH_ENDS,
         *_PEER_KEEPALIVE,
         # A Unix socket's path is no host name; some servers refuse it as :authority.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -20,14 +22,37 @@ CRASH_LOOP = 3
 LOG_TAIL_LINES = 20
 
 
+def leave_pipe() -> None:
+    """Point stdout to nowhere, so that what is still buffered raises no second error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+class SteadyConsole(Console):
+    """A console whose reader may leave without ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        leave_pipe()
+
+
 class JsonReport:
     """One line of JSON an event."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._reader_left = False
+        """Nobody hears us any more; the unit runs on, for its streams have other listeners."""
 
     def __call__(self, event: Event) -> None:
-        print(event.to_json(), file=self._out, flush=True)
+        if self._reader_left:
+            return
+        try:
+            print(event.to_json(), file=self._out, flush=True)
+        except BrokenPipeError:
+            self._reader_left = True
+            leave_pipe()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from duplet_unit.events import OnEvent
 from duplet_unit.probe import is_serving
-from duplet_unit.report import ConsoleReport, JsonReport, follow_logs
+from duplet_unit.report import ConsoleReport, JsonReport, SteadyConsole, follow_logs
 from duplet_unit.supervisor import Limits, Service, Supervisor
 from duplet_unit.unit import (
     MONOLITH_STAGES,
@@ -53,7 +51,9 @@ async def run_unit(
         make_services = monolith_services if monolith else unit_services
         services = make_services(folder, listen, environment)
         names = [service.name for service in services]
-        report = JsonReport(sys.stdout) if json_lines else ConsoleReport(Console(), names, folder)
+        report = (
+            JsonReport(sys.stdout) if json_lines else ConsoleReport(SteadyConsole(), names, folder)
+        )
         stages = MONOLITH_STAGES if monolith else STAGES
         supervisor = make_supervisor(services, folder, report, stages)
         logs = [supervisor.log_path(name) for name in names] if verbose else []

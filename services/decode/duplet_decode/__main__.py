@@ -36,7 +36,7 @@ class DecodeSettings(EngineSettings):
 
     slots: int = Field(default=16, ge=1)
     """Most streams at once."""
-    transfer_deadline_s: float = Field(default=10.0, gt=0)
+    transfer_deadline_s: float = Field(default=10.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds from a transfer's first queued copy until its request is given up (S5)."""
     quarantine_percent: int = Field(default=25, ge=1, le=100)
     """Above this share of quarantined pages decode takes nothing new (S9)."""

@@ -50,14 +50,14 @@ class KvproxySettings(ServiceSettings):
 
     role: ClassVar[Role] = Role.KVPROXY
 
-    withheld_limit_s: float = Field(default=5.0, gt=0)
+    withheld_limit_s: float = Field(default=5.0, gt=0, le=86_400, allow_inf_nan=False)
     """One end of a transfer withheld for so long turns health red, then kvproxy exits (S9)."""
-    drain_s: float = Field(default=30.0, ge=0)
+    drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that granted transfers get after SIGTERM."""
     transports: str = "shm"
     """Transports that are allowed, in order of preference, by commas: shm (CPU pools), pages,
     push, pull, staged (GPU pools). Nothing else is used."""
-    copy_delay_s: float = Field(default=0.0, ge=0)
+    copy_delay_s: float = Field(default=0.0, ge=0, le=86_400, allow_inf_nan=False)
     """Fault tests only: every copy takes at least so long."""
 
     @field_validator("transports")

@@ -21,9 +21,9 @@ class LbSettings(ServiceSettings):
     """Requests that may wait for a stream slot or pages."""
     queue_wait_ms: int = Field(default=50, ge=0)
     """Milliseconds a request waits before it is refused as overload."""
-    longest_s: float = Field(default=300.0, gt=0)
+    longest_s: float = Field(default=300.0, gt=0, le=86_400, allow_inf_nan=False)
     """Most seconds a request may take, also when the client's deadline is later."""
     unread_rows: int = Field(default=1024, ge=1)
     """Rows that wait for a client that does not read; more ends its stream."""
-    drain_s: float = Field(default=60.0, ge=0)
+    drain_s: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that running streams get after SIGTERM."""
