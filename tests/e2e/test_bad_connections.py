@@ -21,7 +21,7 @@ from duplet.decode.v1 import decode_pb2
 from duplet_client import AsyncClient
 from duplet_core.ids import InstanceId, Role
 from duplet_core.messages import Hello
-from duplet_runtime.server import HANDSHAKE_MS, peer_channel_options
+from duplet_runtime.server import HANDSHAKE_MS, PEER_MESSAGE_BYTES, peer_channel_options
 from duplet_wire.streams import CODECS
 from tests.e2e.live_unit import LiveUnit, live_unit, until
 from tests.e2e.raw_calls import failure_of
@@ -278,5 +278,7 @@ async def test_a_message_over_the_limit_ends_its_own_stream(place: Place) -> Non
         method: Any = channel.stream_stream(METHODS[Role.DECODE, Role.LB])
         call = method(timeout=20)
         with suppress(grpc.aio.AioRpcError):
-            await call.write(decode_pb2.ConnectRequest().SerializeToString() + bytes(2 << 20))
+            await call.write(
+                decode_pb2.ConnectRequest().SerializeToString() + bytes(PEER_MESSAGE_BYTES + 1)
+            )
         assert (await failure_of(call)).code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -48,8 +48,17 @@ SCOPES = {
         Scope("grants", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.DECODE,)),
         Scope("one", 1, 1, 1, chunk_rows=2),
         Scope("two", 2, 1, 1, ("sever", "unknown", "refuse"), chunk_rows=2, severable=WRITERS),
-        Scope("three", 3, 0, 0, prompt_rows=1, page_rows=4, same_ids=False),
-        Scope("pair", 2, 1, 0, prompt_rows=1, page_rows=4, same_ids=False),
+        Scope("three", 3, 0, 0, (), prompt_rows=1, page_rows=4, same_ids=False),
+        Scope(
+            "pair",
+            2,
+            1,
+            0,
+            ("unknown", "refuse", "stop"),
+            prompt_rows=1,
+            page_rows=4,
+            same_ids=False,
+        ),
     )
 }
 
