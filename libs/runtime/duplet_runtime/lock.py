@@ -18,6 +18,9 @@ from duplet_core.errors import require
 POLL_S = 0.05
 """A blocking flock could not be cancelled; a waiting instance looks this often."""
 
+NAME_LOOKS = 40
+"""Looks after which a holder without a name is told as unknown."""
+
 
 @dataclass(slots=True)
 class HeldLock:
@@ -44,11 +47,14 @@ async def hold_lock(path: Path, on_wait: Callable[[str], None]) -> HeldLock:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     held = False
     try:
-        told = False
+        looks = 0
         while not (held := _try(fd)):
-            if not told:
-                on_wait(os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown")
-                told = True
+            looks += 1
+            # A holder writes its name right after it took the lock: give it the time to.
+            name = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+            if looks <= NAME_LOOKS and (name or looks == NAME_LOOKS):
+                on_wait(name or "unknown")
+                looks = NAME_LOOKS
             await asyncio.sleep(POLL_S)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
