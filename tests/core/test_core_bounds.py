@@ -30,6 +30,7 @@ from duplet_core.prefill_state import PrefillConfig
 from duplet_core.writer_state import WriterConfig
 from tests.core.drivers import DecodeDriver, PrefillDriver, WriterDriver
 from tests.core.samples import (
+    DECODE_CONFIG,
     HANDOFF,
     MILLISECOND,
     PAGE_ROWS,
@@ -51,6 +52,7 @@ from tests.core.samples import (
 )
 
 CONFIG = WriterConfig()
+GRACE_NS = DECODE_CONFIG.quarantine_grace_ns
 
 
 def health(effects: list[Effect], name: str) -> list[bool]:
@@ -174,7 +176,8 @@ def test_s9_more_than_a_quarter_refuses_and_recovers_without_traffic() -> None:
     decode.hear(Role.KVPROXY, Landed(T3, PROMPT_ROWS, HANDOFF))
     decode.say(engine.Verified(1, T3, True, ""))
     cancelled(decode, "r1", T1)
-    effects = cancelled(decode, "r2", T2)
+    cancelled(decode, "r2", T2)
+    effects = decode.tick(GRACE_NS)
     assert health(effects, "quarantine") == [False]
     assert credits_sent(effects)[-1].refusing is Reason.QUARANTINE
     (refused,) = sent(decode.hear(Role.LB, admit("r4", TransferId("t4"))), Role.LB)
@@ -191,10 +194,47 @@ def test_s9_more_than_a_quarter_refuses_and_recovers_without_traffic() -> None:
     assert credit is not None and credit.refusing is None
 
 
+def test_s9_an_abort_that_is_acknowledged_in_time_refuses_nobody() -> None:
+    decode = DecodeDriver()
+    for n in range(40):
+        transfer = TransferId(f"t{n}")
+        cancelled(decode, f"r{n}", transfer)
+        effects = cancelled(decode, f"s{n}", TransferId(f"u{n}"))
+        assert decode.pages(PageState.QUARANTINED) == 8, "half of the pool, for a moment"
+        effects += decode.tick(GRACE_NS - 1)
+        effects += decode.hear(Role.KVPROXY, AbortAck(transfer))
+        effects += decode.hear(Role.KVPROXY, AbortAck(TransferId(f"u{n}")))
+        assert health(effects, "quarantine") == []
+        assert {c.refusing for c in credits_sent(effects)} == {None}
+    assert decode.machine.next_timer() is None
+
+
+def test_s9_the_line_is_crossed_by_age_without_traffic() -> None:
+    decode = DecodeDriver()
+    cancelled(decode, "r1", T1)
+    decode.now += 1
+    cancelled(decode, "r2", T2)
+    assert decode.machine.next_timer() == decode.now - 1 + GRACE_NS
+    assert health(decode.tick(GRACE_NS - 1), "quarantine") == [], "the older one alone is borne"
+    assert decode.machine.next_timer() == decode.now + 1
+    assert health(decode.tick(1), "quarantine") == [False]
+    assert decode.machine.next_timer() is None
+
+
+def test_s9_an_admit_that_overtakes_the_timer_is_refused() -> None:
+    decode = DecodeDriver()
+    cancelled(decode, "r1", T1)
+    cancelled(decode, "r2", T2)
+    decode.now += GRACE_NS
+    (refused,) = sent(decode.hear(Role.LB, admit("r3", T3)), Role.LB)[:1]
+    assert isinstance(refused, Refused) and refused.reason is Reason.QUARANTINE
+
+
 def test_s9_the_writers_death_ends_the_quarantine() -> None:
     decode = DecodeDriver()
     cancelled(decode, "r1", T1)
     cancelled(decode, "r2", T2)
+    decode.tick(GRACE_NS)
     effects = decode.bury(Role.KVPROXY)
     assert health(effects, "quarantine") == [True]
     assert decode.pages(PageState.FREE) == 16
@@ -290,7 +330,7 @@ def test_prefill_drains_what_it_took() -> None:
     assert isinstance(failed, Failed) and failed.reason is Reason.DRAINING
     driver.say(last_chunk(1))
     driver.hear(Role.LB, End("r1", T1, None))
-    assert pick(driver.hear(Role.KVPROXY, SourceReleased(T1)), Drained) == [Drained()]
+    assert pick(driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False)), Drained) == [Drained()]
 
 
 def test_the_writer_is_drained_when_every_end_is_told() -> None:

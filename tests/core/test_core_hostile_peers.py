@@ -78,7 +78,7 @@ SAYS: dict[tuple[Role, Role], st.SearchStrategy[Any]] = {
     (Role.PREFILL, Role.KVPROXY): st.builds(Move, IDS, SMALL, ROWS, PAGES, HANDOFFS)
     | st.builds(Drop, IDS),
     (Role.DECODE, Role.KVPROXY): st.builds(Grant, IDS, PAGES, ROWS) | st.builds(Abort, IDS),
-    (Role.KVPROXY, Role.PREFILL): st.builds(SourceReleased, IDS),
+    (Role.KVPROXY, Role.PREFILL): st.builds(SourceReleased, IDS, st.booleans()),
     (Role.KVPROXY, Role.DECODE): st.one_of(
         st.builds(Started, IDS),
         st.builds(Landed, IDS, ROWS, st.just(HANDOFF)),

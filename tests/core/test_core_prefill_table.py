@@ -70,7 +70,7 @@ MESSAGES: dict[Input, Any] = {
     Input.LAST_CHUNK: last_chunk(SEQ, after_first=True),
     Input.ENGINE_FAILED: engine.SeqFailed(SEQ, "out of memory"),
     Input.STOPPED: engine.Stopped(SEQ, None),
-    Input.RELEASED: SourceReleased(T1),
+    Input.RELEASED: SourceReleased(T1, landed=False),
     Input.WRITER_LOST: None,
     Input.WRITER_DIED: None,
 }
@@ -219,7 +219,7 @@ def test_parts_leave_as_they_are_computed() -> None:
     effects = driver.say(last_chunk(1, after_first=True))
     assert sent(effects, Role.KVPROXY) == [Move(T1, 6, 4, (1, 2), handoff)]
     assert driver.free_pages == 5
-    driver.hear(Role.KVPROXY, SourceReleased(T1))
+    driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False))
     assert driver.free_pages == 8
 
 
@@ -233,7 +233,7 @@ def test_a_stop_row_at_once_moves_nothing_more(moved: bool) -> None:
     assert sent(effects, Role.KVPROXY) == ([Drop(T1)] if moved else [])
     if moved:
         assert driver.free_pages == 5
-        driver.hear(Role.KVPROXY, SourceReleased(T1))
+        driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False))
     assert driver.free_pages == 8
     assert driver.machine.jobs.by_transfer == {}
 
@@ -256,7 +256,7 @@ def test_a_computed_part_without_a_writer_fails_the_request(last: bool) -> None:
 def test_pages_wait_for_both_the_engine_and_the_writer(released_first: bool) -> None:
     driver = in_state(State.STOPPING)
     events: list[Callable[[], object]] = [
-        lambda: driver.hear(Role.KVPROXY, SourceReleased(T1)),
+        lambda: driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False)),
         lambda: driver.say(engine.Stopped(SEQ, None)),
     ]
     first, second = events if released_first else reversed(events)

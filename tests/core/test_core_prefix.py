@@ -162,7 +162,7 @@ class Bench(Driver[PrefillMachine]):
         """The writer has read all; nothing that it read changed meanwhile."""
         for page, held in self.lent.pop(transfer).pages.items():
             assert self.content[page].startswith(held), "a lent page was overwritten"
-        self.hear(Role.KVPROXY, SourceReleased(transfer))
+        self.hear(Role.KVPROXY, SourceReleased(transfer, landed=False))
 
     # --- lb ------------------------------------------------------------------------
 

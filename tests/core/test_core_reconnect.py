@@ -8,10 +8,11 @@ from duplet_core import engine
 from duplet_core.decode_state import State
 from duplet_core.effects import CopyResult, StartCopy
 from duplet_core.errors import Reason
-from duplet_core.ids import InstanceId, Role
+from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.messages import (
     Abort,
     AbortAck,
+    Drop,
     End,
     Failed,
     Handoff,
@@ -145,7 +146,7 @@ def test_a_lost_landing_is_proven_by_the_next_hello() -> None:
     writer.lose(Role.DECODE)
     effects = writer.end_copy()
     assert sent(effects, Role.DECODE) == [], "there is no stream to tell it on"
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=True)]
     effects = writer.connect(Role.DECODE, held=(T1,))
     assert sent(effects, Role.DECODE)[1:] == [AbortAck(T1)]
 
@@ -205,7 +206,7 @@ def test_prefill_lists_what_the_writer_owes_and_nothing_else() -> None:
         Role.PREFILL, PREFILL1, driver.stream(Role.KVPROXY), to=WRITER1, held=(T2, T3, T4)
     )
     for transfer in said.held:
-        driver.hear(Role.KVPROXY, SourceReleased(transfer))
+        driver.hear(Role.KVPROXY, SourceReleased(transfer, landed=False))
     driver.say(engine.Stopped(3, None))
     assert driver.free_pages == 7
     assert driver.machine.jobs.by_transfer[T1].state is JobState.COMPUTING
@@ -221,7 +222,7 @@ def test_a_request_between_two_parts_ends_with_the_stream() -> None:
     driver.connect(Role.KVPROXY)
     effects = driver.say(last_chunk(1, after_first=True))
     assert sent(effects, Role.KVPROXY) == []
-    driver.hear(Role.KVPROXY, SourceReleased(T1))
+    driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False))
     assert driver.free_pages == 8
 
 
@@ -242,7 +243,7 @@ def test_a_lost_release_is_asked_for_again() -> None:
     assert driver.free_pages == 5
     said = only_hello(sent(driver.connect(Role.KVPROXY), Role.KVPROXY))
     assert said.held == (T1,)
-    driver.hear(Role.KVPROXY, SourceReleased(T1))
+    driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False))
     assert driver.free_pages == 8
 
 
@@ -252,7 +253,27 @@ def test_a_last_move_that_may_be_lost_is_told_to_lb_when_its_pages_come_back() -
     driver.say(last_chunk(1))
     assert sent(driver.lose(Role.KVPROXY), Role.LB) == [], "it may have landed"
     driver.connect(Role.KVPROXY)
-    (failed,) = sent(driver.hear(Role.KVPROXY, SourceReleased(T1)), Role.LB)
+    (failed,) = sent(driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False)), Role.LB)
+    assert isinstance(failed, Failed) and failed.reason is Reason.WRITER_LOST
+    assert driver.free_pages == 8
+
+
+def test_a_last_move_that_landed_is_nobodys_failure() -> None:
+    driver = PrefillDriver()
+    driver.hear(Role.LB, prefill())
+    driver.say(last_chunk(1))
+    driver.lose(Role.KVPROXY)
+    driver.connect(Role.KVPROXY)
+    effects = driver.hear(Role.KVPROXY, SourceReleased(T1, landed=True))
+    assert sent(effects, Role.LB) == [], "decode has all it needs"
+    assert driver.free_pages == 8
+
+
+def test_a_last_move_whose_writer_died_is_told_to_lb() -> None:
+    driver = PrefillDriver()
+    driver.hear(Role.LB, prefill())
+    driver.say(last_chunk(1))
+    (failed,) = sent(driver.bury(Role.KVPROXY), Role.LB)
     assert isinstance(failed, Failed) and failed.reason is Reason.WRITER_LOST
     assert driver.free_pages == 8
 
@@ -261,7 +282,7 @@ def test_a_last_move_on_a_whole_stream_leaves_the_end_to_decode() -> None:
     driver = PrefillDriver()
     driver.hear(Role.LB, prefill())
     driver.say(last_chunk(1))
-    assert sent(driver.hear(Role.KVPROXY, SourceReleased(T1)), Role.LB) == []
+    assert sent(driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False)), Role.LB) == []
     assert driver.free_pages == 8
 
 
@@ -276,22 +297,68 @@ def test_the_writer_ends_what_prefill_may_have_lost_a_part_of() -> None:
     writer.hear(Role.DECODE, grant(T3, (8, 9, 10)))
     writer.hear(Role.PREFILL, whole_move(T3))  # complete, being copied
     effects = writer.connect(Role.PREFILL, held=(T1, T2, T3, T4))
-    assert sent(effects, Role.PREFILL)[1:] == [SourceReleased(T2), SourceReleased(T4)]
+    assert sent(effects, Role.PREFILL)[1:] == [
+        SourceReleased(T2, landed=False),
+        SourceReleased(T4, landed=False),
+    ]
     detail = "prefill's stream broke between parts"
     assert sent(effects, Role.DECODE) == [TransferBroken(T1, detail)]
     effects = writer.end_copy()
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
     assert sent(effects, Role.DECODE) == [TransferFailed(T1, detail)]
     effects = writer.end_copy()
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T3)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T3, landed=True)]
     assert isinstance(sent(effects, Role.DECODE)[0], Landed)
+
+
+def landed(writer: WriterDriver, *transfers: TransferId) -> None:
+    for transfer in transfers:
+        writer.hear(Role.DECODE, grant(transfer))
+        writer.hear(Role.PREFILL, whole_move(transfer))
+        assert isinstance(sent(writer.end_copy(), Role.DECODE)[-1], Landed)
+
+
+def test_a_landing_is_told_again_for_as_long_as_prefill_asks() -> None:
+    writer = WriterDriver()
+    landed(writer, T1, T2)
+    for _ in range(2):  # the answer may be lost like the first one
+        effects = writer.connect(Role.PREFILL, held=(T1, T3))
+        assert sent(effects, Role.PREFILL)[1:] == [
+            SourceReleased(T1, landed=True),
+            SourceReleased(T3, landed=False),
+        ]
+    effects = writer.hear(Role.PREFILL, Drop(T1))
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=True)]
+    writer.connect(Role.PREFILL)
+    assert writer.machine.transfers._landed == {}, "what is not asked for is over"
+
+
+def test_landings_are_remembered_as_long_as_a_pool_can_hold_their_pages() -> None:
+    writer = WriterDriver()
+    pages = writer.machine.pools[PREFILL1].pages
+    names = tuple(TransferId(f"t{n}") for n in range(pages + 1))
+    landed(writer, *names)
+    writer.lose(Role.PREFILL)
+    effects = writer.connect(Role.PREFILL, held=names)
+    answers = [m for m in sent(effects, Role.PREFILL) if isinstance(m, SourceReleased)]
+    assert [a.landed for a in answers] == [False] + [True] * pages
+
+
+def test_a_dead_prefills_landings_are_forgotten_also_those_after_its_death() -> None:
+    writer = WriterDriver()
+    landed(writer, T1)
+    writer.hear(Role.DECODE, grant(T2))
+    writer.hear(Role.PREFILL, whole_move(T2))
+    writer.bury(Role.PREFILL)
+    assert isinstance(sent(writer.end_copy(), Role.DECODE)[-1], Landed)
+    assert writer.machine.transfers._landed == {}
 
 
 def test_a_first_move_lost_with_the_stream_fails_its_grant() -> None:
     writer = WriterDriver()
     writer.hear(Role.DECODE, grant())
     effects = writer.connect(Role.PREFILL, held=(T1,))
-    assert sent(effects, Role.PREFILL)[1:] == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL)[1:] == [SourceReleased(T1, landed=False)]
     (failed,) = sent(effects, Role.DECODE)
     assert isinstance(failed, TransferFailed)
 
@@ -321,7 +388,7 @@ def test_another_prefills_transfers_are_left_alone() -> None:
     writer.hear(Role.PREFILL, first_move())
     writer.lose(Role.PREFILL)
     effects = writer.connect(Role.PREFILL, PREFILL2, held=(T1,))
-    assert sent(effects, Role.PREFILL)[1:] == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL)[1:] == [SourceReleased(T1, landed=False)]
     assert sent(effects, Role.DECODE) == []
     # The old one's copy completes; its rest never comes, until its death ends the transfer.
     writer.end_copy()

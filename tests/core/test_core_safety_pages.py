@@ -194,7 +194,7 @@ def test_s4_prefills_debts_stay_with_the_writer_that_got_the_moves() -> None:
     driver.lose(Role.KVPROXY)
     (hello,) = sent(driver.connect(Role.KVPROXY, WRITER2), Role.KVPROXY)
     assert getattr(hello, "held", None) == (), "the new one never got those Moves"
-    effects = driver.hear(Role.KVPROXY, SourceReleased(T1))
+    effects = driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False))
     assert counted(effects, "reports_ignored") == 1
     assert driver.free_pages == 5
     driver.bury(Role.KVPROXY, WRITER1)
@@ -218,8 +218,8 @@ def test_s5_the_deadline_counts_from_the_first_queued_copy() -> None:
     assert isinstance(failed, Failed) and failed.reason is Reason.TRANSFER_DEADLINE
     assert sent(effects, Role.KVPROXY) == [Abort(T1)]
     assert decode.pages(PageState.QUARANTINED) == 4
-    assert decode.machine.next_timer() is None
     assert decode.tick(3_600 * SECOND) == []
+    assert decode.machine.next_timer() is None
     assert decode.pages(PageState.QUARANTINED) == 4, "time is never proof"
 
 
@@ -254,7 +254,7 @@ def test_s6_prefill_reuses_nothing_before_the_release() -> None:
     assert to_engine(effects) == [], "three pages are free, five are needed"
     driver.hear(Role.LB, End("a", T1, None))
     assert driver.free_pages == 3
-    (start,) = to_engine(driver.hear(Role.KVPROXY, SourceReleased(T1)))
+    (start,) = to_engine(driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False)))
     assert isinstance(start, engine.Start) and start.pages == (0, 1, 2, 3, 4)
 
 
@@ -317,7 +317,7 @@ def test_s8_a_vanished_lb_ends_all_its_requests_at_prefill() -> None:
     assert to_engine(effects) == [engine.Stop(1)]
     assert sent(effects, Role.KVPROXY) == [Drop(T1)]
     driver.say(engine.Stopped(1, None))
-    driver.hear(Role.KVPROXY, SourceReleased(T1))
+    driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False))
     assert driver.free_pages == 8
     assert driver.machine.jobs.by_transfer == {}
 

@@ -55,7 +55,7 @@ def test_s3_abort_before_a_move_is_acknowledged_at_once() -> None:
     effects = writer.hear(Role.PREFILL, whole_move())
     assert pick(effects, StartCopy) == []
     effects = writer.hear(Role.PREFILL, Drop(T1))
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
     assert writer.machine.transfers.by_id == {}
 
 
@@ -75,7 +75,7 @@ def test_s3_the_ack_waits_for_every_copy_and_starts_none() -> None:
     assert sent(writer.end_copy(), Role.DECODE) == []
     effects = writer.end_copy()
     assert sent(effects, Role.DECODE) == [AbortAck(T1)]
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
 
 
 @pytest.mark.parametrize("later", [CopyResult.OK, CopyResult.UNKNOWN])
@@ -101,7 +101,7 @@ def test_s3_an_unknown_result_after_the_abort_withholds_the_ack() -> None:
 def test_s3_a_copy_that_never_started_is_quiet() -> None:
     effects = moving().end_copy(CopyResult.NOT_STARTED)
     assert sent(effects, Role.DECODE) == [TransferFailed(T1, "copy refused: as the test wants")]
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
 
 
 def test_s3_an_abort_that_crosses_the_landing_is_answered() -> None:
@@ -127,16 +127,16 @@ def test_s3_a_move_out_of_row_order_ends_the_transfer(start_row: int) -> None:
     assert broken.detail == f"move of row {start_row} + 1, next is 6 of 10"
     effects = writer.end_copy()
     assert sent(effects, Role.DECODE) == [TransferFailed(T1, broken.detail)]
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
 
 
 def test_s3_a_later_move_of_an_unknown_transfer_ends_it() -> None:
     writer = WriterDriver()
     effects = writer.hear(Role.PREFILL, last_move())
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
     writer.hear(Role.DECODE, grant(T2))
     effects = writer.hear(Role.PREFILL, last_move(T2))
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T2)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T2, landed=False)]
     (failed,) = sent(effects, Role.DECODE)
     assert isinstance(failed, TransferFailed)
 
@@ -161,7 +161,9 @@ def test_s3_another_prefill_does_not_go_on_with_a_transfer() -> None:
     writer.lose(Role.PREFILL)
     writer.connect(Role.PREFILL, PREFILL2)
     effects = writer.hear(Role.PREFILL, Drop(T1))
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)], "none of its pages is read"
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)], (
+        "none of its pages is read"
+    )
     assert sent(effects, Role.DECODE) == []
     effects = writer.hear(Role.PREFILL, last_move())
     assert pick(effects, StartCopy) == []
@@ -265,7 +267,7 @@ def test_s6_released_only_when_no_copy_reads(result: CopyResult) -> None:
     writer.hear(Role.PREFILL, Move(T1, 6, 1, (6,)))
     assert sent(writer.hear(Role.PREFILL, Drop(T1)), Role.PREFILL) == []
     assert sent(writer.end_copy(), Role.PREFILL) == []
-    assert sent(writer.end_copy(result), Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(writer.end_copy(result), Role.PREFILL) == [SourceReleased(T1, landed=False)]
 
 
 def test_s6_an_unknown_copy_may_still_read() -> None:
@@ -277,14 +279,14 @@ def test_s6_an_unknown_copy_may_still_read() -> None:
 
 def test_s6_drop_of_an_unknown_transfer_is_answered() -> None:
     effects = WriterDriver().hear(Role.PREFILL, Drop(T1))
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
 
 
 def test_s6_drop_before_any_move_was_heard_ends_the_grant() -> None:
     writer = WriterDriver()
     writer.hear(Role.DECODE, grant())
     effects = writer.hear(Role.PREFILL, Drop(T1))
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
     assert sent(effects, Role.DECODE) == [TransferFailed(T1, "prefill dropped it")]
 
 
@@ -298,7 +300,7 @@ def test_s12_a_dead_decodes_mapping_waits_for_its_copies() -> None:
     assert pick(effects, StartCopy) == [], "its grants are deleted"
     effects = writer.end_copy()
     assert pick(effects, CloseMapping) == [CloseMapping(DECODE1)]
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=False)]
     assert list(writer.machine.pools) == [PREFILL1]
 
 

@@ -217,7 +217,7 @@ def test_parts_are_copied_and_land_when_the_last_copy_is_done() -> None:
     assert sent(writer.end_copy(), Role.DECODE) == []
     writer.now = 7_777
     effects = writer.end_copy()
-    assert sent(effects, Role.PREFILL) == [SourceReleased(T1)]
+    assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=True)]
     moved = replace(HANDOFF, stamps=(*HANDOFF.stamps, 7_777))
     assert sent(effects, Role.DECODE) == [Landed(T1, PROMPT_ROWS, moved)]
 

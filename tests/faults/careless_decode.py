@@ -14,8 +14,8 @@ from duplet_decode.__main__ import main
 _quarantine = Transfers._quarantine
 
 
-def free_at_once(self: Transfers, t: Transfer) -> None:
-    _quarantine(self, t)
+def free_at_once(self: Transfers, t: Transfer, now: int) -> None:
+    _quarantine(self, t, now)
     self._free_proven(t)
 
 

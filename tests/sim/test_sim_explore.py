@@ -90,7 +90,7 @@ def test_a_clone_is_apart_and_equal() -> None:
     assert freeze(copy) == freeze(writer)
     copy.receive(LifelineUp(Role.PREFILL, InstanceId("prefill1"), 4, 2), 0)
     assert freeze(copy) != freeze(writer)
-    assert copy.transfers._page_rows_of(InstanceId("prefill1")) == 2
+    assert copy.transfers._pool_of(InstanceId("prefill1")).page_rows == 2
     assert InstanceId("prefill1") not in writer.pools
 
 

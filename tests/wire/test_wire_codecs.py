@@ -140,7 +140,7 @@ SAID: dict[tuple[Role, Role], dict[type[Any], st.SearchStrategy[Any]]] = {
     },
     (Role.KVPROXY, Role.PREFILL): {
         core.Hello: hellos,
-        core.SourceReleased: st.builds(core.SourceReleased, transfers),
+        core.SourceReleased: st.builds(core.SourceReleased, transfers, st.booleans()),
     },
     (Role.DECODE, Role.KVPROXY): {
         core.Hello: hellos,

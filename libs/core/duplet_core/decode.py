@@ -84,6 +84,7 @@ class DecodeMachine(Machine):
         lb = self.links[Role.LB].current
         assert lb is not None
         self._admits_seen += 1
+        self._check_quarantine(now)
         key = RequestKey(lb.instance, admit.request_id)
         refusal = self._refusal(key, admit)
         count = self.transfers.pages_for(admit.prompt_rows + admit.max_rows)
@@ -232,10 +233,13 @@ class DecodeMachine(Machine):
         return Credit(ledger.total, free, slots, self._admits_seen, self._refusing(), census)
 
     def next_timer(self) -> int | None:
-        deadlines = [
+        due = [
             t.deadline_ns for t in self.transfers.by_transfer.values() if t.deadline_ns is not None
         ]
-        return min(deadlines, default=None)
+        next_count_ns = self.transfers.next_count_ns()
+        if next_count_ns is not None:
+            due.append(next_count_ns)
+        return min(due, default=None)
 
     def _on_timer(self, now: int) -> None:
         for t in list(self.transfers.by_transfer.values()):
@@ -246,7 +250,7 @@ class DecodeMachine(Machine):
         self.emit(Log("writer watched", detail=event.instance))
 
     def _settle(self, now: int) -> None:
-        self._check_quarantine()
+        self._check_quarantine(now)
         lb = self.links[Role.LB].current
         if lb is not None:
             credit = self._credit()
@@ -257,8 +261,8 @@ class DecodeMachine(Machine):
             self._drained_told = True
             self.emit(Drained())
 
-    def _check_quarantine(self) -> None:
-        held = self.transfers.ledger.count(PageState.QUARANTINED)
+    def _check_quarantine(self, now: int) -> None:
+        held = self.transfers.count_overdue(now)
         red = held * 100 > self.config.quarantine_percent * self.transfers.ledger.total
         if red != self._quarantine_red:
             self._quarantine_red = red

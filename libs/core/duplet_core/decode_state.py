@@ -64,6 +64,9 @@ class DecodeConfig:
     spec: str
     transfer_deadline_ns: int = 10_000_000_000
     quarantine_percent: int = 25
+    quarantine_grace_ns: int = 100_000_000
+    """Pages count against `quarantine_percent` from this age on. Every cancel of a transfer
+    quarantines for the milliseconds that its ABORT_ACK takes, which is no reason to refuse."""
 
 
 @dataclass(slots=True)

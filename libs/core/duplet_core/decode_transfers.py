@@ -61,6 +61,9 @@ class Transfers:
         """Requests that are not over; their ids are taken."""
         self.by_seq: dict[int, Transfer] = {}
         """Transfers whose pages the engine may name."""
+        self._count_at: dict[TransferId, int] = {}
+        """Quarantined too short a time to count against the line, and from when they will."""
+        self._overdue_pages = 0
         self._out = out
         self._next_seq = 1
 
@@ -94,6 +97,18 @@ class Transfers:
     def pending_aborts(self) -> int:
         """Transfers that wait for a proof."""
         return len(self.by_transfer) - self.streams()
+
+    def count_overdue(self, now: int) -> int:
+        """Pages that have been in quarantine for longer than the grace time."""
+        while self._count_at and next(iter(self._count_at.values())) <= now:
+            transfer = next(iter(self._count_at))
+            del self._count_at[transfer]
+            self._overdue_pages += len(self.by_transfer[transfer].pages)
+        return self._overdue_pages
+
+    def next_count_ns(self) -> int | None:
+        """When `count_overdue` will have more to say."""
+        return next(iter(self._count_at.values()), None)
 
     def pages_for(self, rows: int) -> int:
         return -(-rows // self.config.page_rows)
@@ -144,14 +159,14 @@ class Transfers:
             self._fail(t, Reason.TRANSFER_FAILED, message.detail)
         else:
             self._fail(t, Reason.WRITER_LOST, "the stream to kvproxy ended")
-        self._quarantine(t)
+        self._quarantine(t, now)
 
     def _deadline_quarantine(self, t: Transfer, message: Any, now: int) -> None:
         self._fail(t, Reason.TRANSFER_DEADLINE, "the KV did not land in time")
-        self._quarantine(t)
+        self._quarantine(t, now)
 
     def _end_quarantine(self, t: Transfer, message: Any, now: int) -> None:
-        self._quarantine(t)
+        self._quarantine(t, now)
 
     def _prove(self, t: Transfer, message: Any, now: int) -> None:
         self._free_proven(t)
@@ -271,14 +286,20 @@ class Transfers:
 
     # --- what transitions are made of ---------------------------------------------
 
-    def _quarantine(self, t: Transfer) -> None:
-        self.ledger.quarantine(t.transfer)
-        t.deadline_ns = None
-        self._end_request(t, State.QUARANTINED)
+    def _quarantine(self, t: Transfer, now: int) -> None:
+        self._set_aside(t, now)
         # Without a stream to that writer the next Hello carries it (S8).
         self._out.send(Role.KVPROXY, Abort(t.transfer), only=t.writer)
 
+    def _set_aside(self, t: Transfer, now: int) -> None:
+        self.ledger.quarantine(t.transfer)
+        t.deadline_ns = None
+        self._count_at[t.transfer] = now + self.config.quarantine_grace_ns
+        self._end_request(t, State.QUARANTINED)
+
     def _free_proven(self, t: Transfer) -> None:
+        if t.state is State.QUARANTINED and self._count_at.pop(t.transfer, None) is None:
+            self._overdue_pages -= len(t.pages)
         self.ledger.free_proven(t.transfer)
         self._forget(t)
 

@@ -294,6 +294,8 @@ class SourceReleased:
     """kvproxy -> prefill: no copy reads the transfer's source pages and none will (S6)."""
 
     transfer: TransferId
+    landed: bool
+    """True: all rows are in decode's pages. False: it ended otherwise, or never began."""
 
 
 Message = (

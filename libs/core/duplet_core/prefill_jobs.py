@@ -204,11 +204,12 @@ class Jobs:
     def _doubt(self, job: Job, message: Any, now: int) -> None:
         job.doubtful = True
 
-    def _paid(self, job: Job, message: Any, now: int) -> None:
-        """The writer's lifetime of the pages is over, and so is the engine's."""
+    def _paid(self, job: Job, message: SourceReleased | None, now: int) -> None:
+        """The writer's lifetime of the pages is over, and so is the engine's. None: it died."""
         job.owed = False
         if job.state is State.HANDED:
-            if job.doubtful:
+            landed = message is not None and message.landed
+            if job.doubtful and not landed:
                 # If the last Move was lost, decode waits for KV that nobody will send: only lb
                 # can know, and hears this as long as decode has not accepted.
                 self._no_writer(job)

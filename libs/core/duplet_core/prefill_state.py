@@ -58,7 +58,7 @@ class Job:
     owed: bool = False
     """The writer has yet to say SourceReleased."""
     doubtful: bool = False
-    """The writer's stream broke after the last Move: nobody knows whether that arrived."""
+    """The writer's stream broke after the last Move: only the writer knows whether it arrived."""
     cached_rows: int = 0
     """Rows at the beginning whose KV was known."""
     moved_rows: int = 0

@@ -8,7 +8,6 @@ the proof that decode and prefill wait for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from duplet_core.effects import (
@@ -25,18 +24,9 @@ from duplet_core.errors import RemoteProtocolError
 from duplet_core.ids import InstanceId, Role
 from duplet_core.link import Link
 from duplet_core.machine import Machine
-from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Move, SourceReleased
-from duplet_core.writer_state import Input, State, Transfer, WriterConfig
+from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Move
+from duplet_core.writer_state import Input, Pool, State, Transfer, WriterConfig
 from duplet_core.writer_transfers import Transfers
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """A registered pool, as far as page numbers go."""
-
-    peer: Role
-    pages: int
-    page_rows: int
 
 
 class WriterMachine(Machine):
@@ -61,7 +51,7 @@ class WriterMachine(Machine):
         self.config = config
         self.pools: dict[InstanceId, Pool] = {}
         """Pools of instances that live, or died with copies outstanding."""
-        self.transfers = Transfers(self, self._page_rows_of)
+        self.transfers = Transfers(self, self._pool_of)
         self._dead: set[InstanceId] = set()
         """Dead instances whose mapping is still open; each leaves with its last copy."""
         self.ends_withheld = 0
@@ -71,8 +61,8 @@ class WriterMachine(Machine):
         self._exit_told = False
         self._drained_told = False
 
-    def _page_rows_of(self, instance: InstanceId) -> int:
-        return self.pools[instance].page_rows
+    def _pool_of(self, instance: InstanceId) -> Pool:
+        return self.pools[instance]
 
     # --- decode -----------------------------------------------------------------
 
@@ -113,7 +103,7 @@ class WriterMachine(Machine):
             if move.start_row == 0:
                 self.transfers.open_move(move, source)
             else:
-                self.send(Role.PREFILL, SourceReleased(move.transfer))
+                self.transfers.release_unknown(move.transfer, source)
             return
         bad = (
             move.start_row != t.next_row
@@ -127,7 +117,7 @@ class WriterMachine(Machine):
         source = self._speaker(Role.PREFILL)
         t = self.transfers.by_id.get(drop.transfer)
         if t is None or t.source not in (None, source):
-            self.send(Role.PREFILL, SourceReleased(drop.transfer))
+            self.transfers.release_unknown(drop.transfer, source)
         else:
             self.transfers.step(t, Input.DROP, source, now)
 
@@ -148,13 +138,14 @@ class WriterMachine(Machine):
             self._decode_back(instance, hello, now)
 
     def _prefill_back(self, source: InstanceId, hello: Hello, now: int) -> None:
+        self.transfers.forget_landed(source, hello.held)
         by_id = self.transfers.by_id
         unknown = [h for h in hello.held if h not in by_id or by_id[h].source not in (None, source)]
         for t in list(by_id.values()):
             if t.source == source or (t.source is None and t.transfer in hello.held):
                 self.transfers.step(t, Input.SOURCE_BACK, source, now)
         for transfer in unknown:
-            self.send(Role.PREFILL, SourceReleased(transfer))
+            self.transfers.release_unknown(transfer, source)
 
     def _decode_back(self, dest: InstanceId, hello: Hello, now: int) -> None:
         for transfer in hello.held:
@@ -218,6 +209,7 @@ class WriterMachine(Machine):
             if self.transfers.copies_of(instance) == 0:
                 self._dead.remove(instance)
                 del self.pools[instance]
+                self.transfers.forget_landed(instance)
                 self.emit(CloseMapping(instance))
         if self.draining and not self._drained_told and not self.transfers.by_id:
             self._drained_told = True

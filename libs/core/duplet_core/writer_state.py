@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from duplet_core.ids import InstanceId, TransferId
+from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.messages import Handoff, Move
 
 
@@ -45,6 +45,15 @@ class WriterConfig:
     """One end withheld for so long turns health red."""
     red_before_exit_ns: int = 250_000_000
     """Health is red for so long before the process exits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A registered pool, as far as page numbers go."""
+
+    peer: Role
+    pages: int
+    page_rows: int
 
 
 @dataclass(slots=True)

@@ -11,6 +11,8 @@ SourceReleased to prefill) only when no copy is outstanding, each observed as co
 *successfully*: an error or an unknown result may still be writing (S3, S6). Landing is the
 good end: all granted rows copied and the last Move's handoff present.
 
+What landed is remembered: prefill, whose stream may have broken over the news, asks again.
+
 Rows of a transfer arrive in order. A Move that does not begin at the next row has lost its
 predecessor; taking it would land an incomplete KV, so it ends the transfer.
 """
@@ -35,18 +37,21 @@ from duplet_core.messages import (
     TransferBroken,
     TransferFailed,
 )
-from duplet_core.writer_state import Input, State, Transfer
+from duplet_core.writer_state import Input, Pool, State, Transfer
 
 
 class Transfers:
     """Owner of every grant and of every copy's bookkeeping."""
 
-    def __init__(self, out: Outlet, page_rows_of: Callable[[InstanceId], int]) -> None:
+    def __init__(self, out: Outlet, pool_of: Callable[[InstanceId], Pool]) -> None:
         self.by_id: dict[TransferId, Transfer] = {}
+        self._landed: dict[InstanceId, dict[TransferId, None]] = {}
+        """By source, what landed and may be asked for again, oldest first. Whoever asks holds
+        pages for it and for all that landed later, so a pool has no more of them than pages."""
         self._by_copy: dict[int, Transfer] = {}
         self._next_copy = 1
         self._out = out
-        self._page_rows_of = page_rows_of
+        self._pool_of = pool_of
 
     def step(self, t: Transfer, what: Input, message: Any, now: int) -> None:
         """Apply one input to one transfer, by the table."""
@@ -72,6 +77,18 @@ class Transfers:
         t = Transfer(move.transfer, State.WAITING, source=source)
         self.by_id[move.transfer] = t
         self._queue(t, move)
+
+    def release_unknown(self, transfer: TransferId, source: InstanceId) -> None:
+        """Answer a prefill about a transfer that is over, or was never known here."""
+        landed = transfer in self._landed.get(source, {})
+        self._out.send(Role.PREFILL, SourceReleased(transfer, landed), only=source)
+
+    def forget_landed(self, source: InstanceId, held: tuple[TransferId, ...] = ()) -> None:
+        """This prefill asks for nothing but `held` any more."""
+        known = self._landed.pop(source, {})
+        kept = {transfer: None for transfer in known if transfer in held}
+        if kept:
+            self._landed[source] = kept
 
     def copies_of(self, instance: InstanceId) -> int:
         """Transfers with copies outstanding that touch this instance's pool."""
@@ -154,7 +171,8 @@ class Transfers:
         assert t.source is not None
         handoff = replace(t.handoff, stamps=(*t.handoff.stamps, t.last_copy_ns))
         del self.by_id[t.transfer]  # the grant is consumed before anyone is told
-        self._out.send(Role.PREFILL, SourceReleased(t.transfer), only=t.source)
+        self._remember_landed(t.transfer, t.source)
+        self._out.send(Role.PREFILL, SourceReleased(t.transfer, landed=True), only=t.source)
         self._out.send(Role.DECODE, Landed(t.transfer, t.rows, handoff), only=t.dest)
         self._out.emit(Count("transfers_landed"))
 
@@ -259,11 +277,11 @@ class Transfers:
 
     def _pools_fit(self, t: Transfer) -> bool:
         assert t.source is not None and t.dest is not None
-        return self._page_rows_of(t.source) == self._page_rows_of(t.dest)
+        return self._pool_of(t.source).page_rows == self._pool_of(t.dest).page_rows
 
     def _copy(self, t: Transfer, move: Move) -> None:
         assert t.source is not None and t.dest is not None
-        page_rows = self._page_rows_of(t.dest)
+        page_rows = self._pool_of(t.dest).page_rows
         first = move.start_row // page_rows
         dest_pages = t.dest_pages[first : first + len(move.pages)]
         copy = self._next_copy
@@ -275,6 +293,12 @@ class Transfers:
         self._out.emit(StartCopy(copy, t.transfer, *source, *dest, *rows))
         if move.start_row == 0:
             self._out.send(Role.DECODE, Started(t.transfer), only=t.dest)
+
+    def _remember_landed(self, transfer: TransferId, source: InstanceId) -> None:
+        landed = self._landed.setdefault(source, {})
+        landed[transfer] = None
+        if len(landed) > self._pool_of(source).pages:
+            del landed[next(iter(landed))]
 
     def _end(self, t: Transfer, failed: str | None, now: int) -> None:
         """The transfer is over: delete the grant, start nothing more, tell when it is quiet."""
@@ -294,7 +318,7 @@ class Transfers:
         require(not t.outstanding, "an end is told when no copy is outstanding")
         del self.by_id[t.transfer]
         if t.source is not None:
-            self._out.send(Role.PREFILL, SourceReleased(t.transfer), only=t.source)
+            self._out.send(Role.PREFILL, SourceReleased(t.transfer, landed=False), only=t.source)
         if t.dest is not None and t.owes_ack:
             self._out.send(Role.DECODE, AbortAck(t.transfer), only=t.dest)
         elif t.dest is not None and t.owes_failed is not None:

@@ -118,11 +118,16 @@ def check_start(writer: Process, copy: Copy) -> None:
         raise Violation("release", f"{copy.transfer} starts a copy after SourceReleased")
 
 
-def check_grant(decode: Process) -> None:
-    """When decode lets a writer write."""
+def check_grant(decode: Process, now: int) -> None:
+    """When decode, whose clock says `now`, lets a writer write."""
     ledger = decode.node.machine.transfers.ledger
+    young = decode.node.machine.transfers._count_at
     percent = decode.node.machine.config.quarantine_percent
-    held = sum(len(h.pages) for h in ledger._holdings.values() if h.state.value == "quarantined")
+    held = sum(
+        len(holding.pages)
+        for transfer, holding in ledger._holdings.items()
+        if holding.state.value == "quarantined" and young.get(transfer, now) <= now
+    )
     if decode.asked:
         raise Violation("bound", "decode grants while it drains")
     if held * 100 > percent * ledger.total:

@@ -56,7 +56,7 @@ def _send(world: World, process: Process, effect: Any) -> None:
             if source is not None:
                 process.charged |= {(message.transfer, source.dialer)}
     elif kind is Grant:
-        checks.check_grant(process)
+        checks.check_grant(process, world.now + process.skew)
     world.put(process, effect.peer, effect.stream, message)
 
 

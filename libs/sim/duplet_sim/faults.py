@@ -124,7 +124,7 @@ def _orphans(sender: Role, receiver: Role, transfer: TransferId) -> list[Any]:
     if (sender, receiver) == (Role.KVPROXY, Role.DECODE):
         return [AbortAck(transfer)]
     if (sender, receiver) == (Role.KVPROXY, Role.PREFILL):
-        return [SourceReleased(transfer)]
+        return [SourceReleased(transfer, landed=False)]
     if (sender, receiver) == (Role.PREFILL, Role.KVPROXY):
         late = Move(transfer, 1, 1, (0,))
         again = Move(transfer, 0, 1, (0,))

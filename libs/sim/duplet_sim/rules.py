@@ -16,7 +16,7 @@ from duplet_core.decode import DecodeMachine
 from duplet_core.decode_state import Input as DecodeInput
 from duplet_core.decode_state import State as DecodeState
 from duplet_core.errors import Reason
-from duplet_core.ids import Role
+from duplet_core.ids import PROTOCOL_VERSION, Role
 from duplet_core.ledger import Ledger, PageState
 from duplet_core.link import Link
 from duplet_core.machine import Machine
@@ -176,20 +176,18 @@ def lazy_deaths(stack: ExitStack) -> None:
 def drain_needs_page(stack: ExitStack) -> None:
     quarantine = Decode._quarantine
 
-    def needy(self: Any, t: Any) -> None:
+    def needy(self: Any, t: Any, now: int) -> None:
         if self.ledger.count(PageState.FREE) > 0:
-            quarantine(self, t)
+            quarantine(self, t, now)
             return
-        self.ledger.quarantine(t.transfer)
-        t.deadline_ns = None
-        self._end_request(t, DecodeState.QUARANTINED)
+        self._set_aside(t, now)
 
     method(stack, Decode, "_quarantine", needy)
 
 
 @mutant("quarantine never refuses", "bound")
 def no_bound(stack: ExitStack) -> None:
-    method(stack, DecodeMachine, "_check_quarantine", lambda self: None)
+    method(stack, DecodeMachine, "_check_quarantine", lambda self, now: None)
 
 
 # --- the writer ----------------------------------------------------------------------
@@ -289,7 +287,7 @@ def before_grant(stack: ExitStack) -> None:
 @mutant("source pages released while a copy reads", "release")
 def release_early(stack: ExitStack) -> None:
     def drop(self: Any, t: Any, source: Any, now: int) -> None:
-        self._out.send(Role.PREFILL, SourceReleased(t.transfer))
+        self._out.send(Role.PREFILL, SourceReleased(t.transfer, landed=False))
         self._end(t, "dropped", now)
 
     cell(stack, Writer, WriterState.MOVING, WriterInput.DROP, drop)
@@ -326,7 +324,7 @@ def old_version(stack: ExitStack) -> None:
     check = Link.check_hello
 
     def lax(self: Any, stream: int, hello: Hello) -> Any:
-        return check(self, stream, replace(hello, version=1))
+        return check(self, stream, replace(hello, version=PROTOCOL_VERSION))
 
     method(stack, Link, "check_hello", lax)
 

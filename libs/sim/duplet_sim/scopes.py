@@ -65,7 +65,7 @@ SCOPES = {
 
 def world_config(scope: Scope) -> WorldConfig:
     return WorldConfig(
-        DecodeConfig(scope.decode_pages, scope.page_rows, 4, 1 << 20, "spec", 1000, 50),
+        DecodeConfig(scope.decode_pages, scope.page_rows, 4, 1 << 20, "spec", 1000, 50, 0),
         PrefillConfig(scope.prefill_pages, scope.page_rows, "spec"),
         WriterConfig(withheld_bound=2, withheld_after_ns=5000, withheld_limit_ns=5000),
         FrontConfig(queue_wait_ns=1 << 40),

@@ -67,6 +67,7 @@ def draw(seed: int) -> Swarm:
             spec="spec",
             transfer_deadline_ns=rng.choice((60, 300)),
             quarantine_percent=rng.choice((25, 25, 50, 75)),
+            quarantine_grace_ns=Random(f"grace {seed}").choice((0, 0, 50)),
         ),
         PrefillConfig(rng.choice((2, 3, 6, 12)), page_rows, "spec", rng.choice((1, 4, 64))),
         WriterConfig(3, rng.choice((50, 200)), 700, 20),

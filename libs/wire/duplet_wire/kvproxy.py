@@ -99,11 +99,14 @@ def decode_drop(drop: pb.Drop) -> Drop:
 
 
 def encode_source_released(released: SourceReleased) -> pb.SourceReleased:
-    return pb.SourceReleased(transfer=released.transfer)
+    return pb.SourceReleased(transfer=released.transfer, landed=released.landed)
 
 
 def decode_source_released(released: pb.SourceReleased) -> SourceReleased:
-    return SourceReleased(checks.transfer_id("source_released.transfer", released.transfer))
+    return SourceReleased(
+        transfer=checks.transfer_id("source_released.transfer", released.transfer),
+        landed=released.landed,
+    )
 
 
 def encode_abort(abort: Abort) -> pb.Abort:

@@ -301,16 +301,20 @@ class SourceReleased(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSFER_FIELD_NUMBER: _builtins.int
+    LANDED_FIELD_NUMBER: _builtins.int
     transfer: _builtins.str
     """The transfer."""
+    landed: _builtins.bool
+    """True: all its rows are in decode's pages. False: it ended otherwise, or was never known."""
     def __init__(
         self,
         *,
         transfer: _builtins.str = ...,
+        landed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["landed", b"landed", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
