@@ -96,7 +96,7 @@ class Place:
         self.mover = Mover(self.told.put_nowait, choice, self.broken.put_nowait)
         device: Any = None
         for name, mapping in zip((SOURCE, DEST), self.mappings, strict=True):
-            self.mover.add_pool(name, MappedPool(describe(), device, mapping))
+            self.mover.add_pool(name, MappedPool(describe(), device, [device], mapping))
 
     def start(self, *pages: int) -> None:
         for page in pages:

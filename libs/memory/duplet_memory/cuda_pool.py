@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from duplet_core.errors import InvalidInput, Reason, require
-from duplet_memory.cuda_driver import Device, call, find_device
+from duplet_memory.cuda_driver import CudaError, Device, call, find_device
 from duplet_memory.handles import GPU_HANDLES, Allocation, Mapping, allocate, import_handle
 from duplet_memory.layout import HandleKind, PoolDescription
 from duplet_memory.pool import HEADER, check_header, pack_header
@@ -62,17 +62,31 @@ class CudaPool:
 class MappedPool:
     """Another process's pool as this one reaches it. Owns the mapping until `close`."""
 
-    def __init__(self, description: PoolDescription, device: Device, mapping: Mapping) -> None:
+    def __init__(
+        self,
+        description: PoolDescription,
+        device: Device,
+        reach: Sequence[Device],
+        mapping: Mapping,
+    ) -> None:
         """Made by `map_cuda_pool`."""
         self.description = description
         self.device = device
         """The GPU that has the memory."""
+        self.reach = tuple(reach)
+        """The GPUs whose work can use the mapping."""
         self._mapping: Mapping | None = mapping
 
     def address(self, device: Device) -> int:
-        """Of the allocation's first byte, for work on `device`."""
+        """Of the allocation's first byte, for work on `device`.
+
+        Raises:
+            CudaError: it does not reach the memory.
+        """
         require(self._mapping is not None, "use of a closed mapping")
         assert self._mapping is not None
+        if device not in self.reach:
+            raise CudaError("MappedPool", f"{device.uuid} does not reach {self.device.uuid}")
         return self._mapping.address(device)
 
     def close(self) -> None:
@@ -111,8 +125,8 @@ def create_cuda_pool(description: PoolDescription, kind: HandleKind, device: Dev
             allocation.close()
 
 
-def map_cuda_pool(fd: int, description: PoolDescription, reach: Sequence[Device]) -> MappedPool:
-    """Map a pool that another process made, for work on every device in `reach`.
+def map_cuda_pool(fd: int, description: PoolDescription, devices: Sequence[Device]) -> MappedPool:
+    """Map a pool that another process made, for work on all of `devices` that reach its GPU.
 
     `fd` is borrowed, and -1 where the handle is no descriptor. Blocks for some milliseconds.
 
@@ -123,6 +137,7 @@ def map_cuda_pool(fd: int, description: PoolDescription, reach: Sequence[Device]
     if description.handle not in GPU_HANDLES:
         raise InvalidInput(Reason.PEER_PROTOCOL, f"pool handle {description.handle}, not a GPU's")
     device = find_device(description.device)
+    reach = [d for d in devices if d.reaches(device)]
     mapping = import_handle(
         description.handle, device, reach, description.total_bytes, fd, description.token
     )
@@ -130,7 +145,7 @@ def map_cuda_pool(fd: int, description: PoolDescription, reach: Sequence[Device]
     try:
         check_header(read_header(device, mapping.address(device), description), description)
         proven = True
-        return MappedPool(description, device, mapping)
+        return MappedPool(description, device, reach, mapping)
     finally:
         if not proven:
             mapping.close()

@@ -56,7 +56,7 @@ class KvproxySettings(ServiceSettings):
     """Seconds that granted transfers get after SIGTERM."""
     transports: str = "shm"
     """Transports that are allowed, in order of preference, by commas: shm (CPU pools), pages,
-    push, pull, staged (GPU pools). Nothing else is used."""
+    push, pull, staged (GPU pools), host (GPUs without peer access). Nothing else is used."""
     copy_delay_s: float = Field(default=0.0, ge=0, le=86_400, allow_inf_nan=False)
     """Fault tests only: every copy takes at least so long."""
 

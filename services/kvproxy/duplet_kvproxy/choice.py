@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from itertools import permutations
 
 from duplet_core.errors import InvalidInput, Reason, Unavailable
-from duplet_kvproxy.transport import GPU_TRANSPORTS, GpuTransport, TransportName
+from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, TransportName
 from duplet_kvproxy.trial import Trial, build_transport, run_trials
 from duplet_memory.cuda_driver import CudaError, Device, open_devices
 from duplet_memory.layout import PoolDescription
 
 TRANSPORTS: tuple[TransportName, ...] = ("shm", *GPU_TRANSPORTS)
 
-BUSY_FACTOR = {"pages": 1.0, "push": 2.4, "pull": 2.3, "staged": 8.9}
+BUSY_FACTOR = {"pages": 1.0, "push": 2.4, "pull": 2.3, "staged": 8.9, "host": 1.0}
 """Time with both GPUs busy over time on idle ones, without MPS (measured on two H200, as the
 factors under MPS: docs/measurements/kv_move.md). Each step of `staged` waits for a time slice."""
-BUSY_FACTOR_MPS = {"pages": 1.0, "push": 1.7, "pull": 1.0, "staged": 3.7}
+BUSY_FACTOR_MPS = {"pages": 1.0, "push": 1.7, "pull": 1.0, "staged": 3.7, "host": 1.0}
 NEAR = 1.1
 """Within this ratio of the best, the configured order decides."""
 
@@ -170,5 +170,5 @@ def _refused(name: TransportName, source: Device, dest: Device, error: CudaError
     return [
         Trial(name, source.uuid, dest.uuid, arrangement, False, error.detail)
         for arrangement in ("page-major", "layer-major")
-        if name != "pages" or arrangement == "page-major"
+        if arrangement == "page-major" or name not in WHOLE_PAGES
     ]

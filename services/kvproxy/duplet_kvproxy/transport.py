@@ -6,6 +6,7 @@
 | `pages` | `move_pages` | page-major pools: whole pages by the copy engine |
 | `push`, `pull` | `move_direct` | any arrangement: one kernel on the source's or dest's GPU |
 | `staged` | `move_staged` | any arrangement: gather, one copy a chunk, scatter |
+| `host` | `move_host` | page-major pools on GPUs without peer access: through host memory |
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from duplet_memory.layout import PoolDescription
 from duplet_memory.plan import CopyPlan, RowCopy, execute, plan_ranges
 from duplet_memory.pool import Pool
 
-TransportName = Literal["shm", "pages", "push", "pull", "staged"]
-GPU_TRANSPORTS: tuple[TransportName, ...] = ("pages", "push", "pull", "staged")
+TransportName = Literal["shm", "pages", "push", "pull", "staged", "host"]
+GPU_TRANSPORTS: tuple[TransportName, ...] = ("pages", "push", "pull", "staged", "host")
+WHOLE_PAGES: tuple[TransportName, ...] = ("pages", "host")
+"""These move whole pages of page-major pools and nothing else."""
 
 MAX_IN_FLIGHT = 8
 """Copies that a GPU transport has queued at once; each owns tables until it is quiet."""

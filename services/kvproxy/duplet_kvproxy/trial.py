@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from duplet_core.errors import InvalidInput, require
 from duplet_kvproxy.move_direct import DirectMover
+from duplet_kvproxy.move_host import HostMover
 from duplet_kvproxy.move_pages import PageMover
 from duplet_kvproxy.move_staged import StagedMover
-from duplet_kvproxy.transport import GpuTransport, TransportName
+from duplet_kvproxy.transport import WHOLE_PAGES, GpuTransport, TransportName
 from duplet_memory.cuda_driver import CudaError, Device, call
 from duplet_memory.handle_cumem import allocate_shared
 from duplet_memory.layout import PoolDescription, describe_pool
@@ -49,7 +50,7 @@ class Trial:
 
 
 class ScratchPool:
-    """A pool that exists for trials only, reachable from both GPUs. Owns its memory."""
+    """A pool that exists for trials only, for work on every GPU of `reach`. Owns its memory."""
 
     def __init__(self, device: Device, reach: Sequence[Device], arrangement: Arrangement) -> None:
         described = describe_pool(
@@ -98,6 +99,11 @@ def build_transport(name: TransportName, source: Device, dest: Device) -> GpuTra
     Raises:
         CudaError: what it needs was refused.
     """
+    if name == "host":
+        return HostMover(source, dest)
+    if not (source.reaches(dest) and dest.reaches(source)):
+        # Not left to a trial: a kernel that touches what it cannot reach ends the context.
+        raise CudaError(name, "no peer access between these GPUs; `host` needs none")
     if name == "pages":
         return PageMover(source)
     if name == "staged":
@@ -112,12 +118,13 @@ def run_trials(
     """Move the same scattered pages by every transport in both arrangements, check every byte
     of the destination, and time it. Takes some hundred milliseconds and 300 MiB a GPU."""
     trials: list[Trial] = []
-    reach = [source] if source is dest else [source, dest]
+    both = list(dict.fromkeys((source, dest)))
     for arrangement in ARRANGEMENTS:
-        names = [n for n in transports if n != "pages" or arrangement == "page-major"]
+        names = [n for n in transports if arrangement == "page-major" or n not in WHOLE_PAGES]
         pools: list[ScratchPool] = []
         try:
             for device in (source, dest):
+                reach = [d for d in both if d.reaches(device)]
                 pools.append(ScratchPool(device, reach, arrangement))
             trials += [_try(transports[n], pools[0], pools[1], source, dest) for n in names]
         except CudaError as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from duplet_kvproxy.choice import TRANSPORTS, best_trial
+from duplet_kvproxy.transport import WHOLE_PAGES
 from duplet_kvproxy.trial import Trial
 
 NO_PEER = (
-    "No peer access between these GPUs. GeForce cards have none with the stock driver: use a "
-    "driver with P2P. Otherwise look at `nvidia-smi topo -p2p r`, at IOMMU and at ACS."
+    "No peer access between these GPUs: allow `host`, which goes through host memory. GeForce "
+    "cards have none with the stock driver; a driver with P2P is faster. On other cards look at "
+    "`nvidia-smi topo -p2p r`, at IOMMU and at ACS."
 )
 NO_IMEX = (
     "FABRIC handles need an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels). They are "
@@ -85,8 +87,14 @@ def _judge_pairs(report: dict[str, Any], verdict: list[str], advice: list[str]) 
                 verdict.append(f"{name}: nothing works ({why})")
                 ok = ok and arrangement == "layer-major"
                 continue
-            staged = "" if best.transport == "staged" else "; staged not needed"
-            verdict.append(f"{name}: P2P by {best.transport} at {best.gb_s:g} GB/s{staged}")
-            if best.transport != "pages" and not report["mps"] and USE_MPS not in advice:
+            verdict.append(f"{name}: {_tell_way(best)}")
+            if best.transport not in WHOLE_PAGES and not report["mps"] and USE_MPS not in advice:
                 advice.append(USE_MPS)
     return ok
+
+
+def _tell_way(best: Trial) -> str:
+    if best.transport == "host":
+        return f"through host memory by host at {best.gb_s:g} GB/s"
+    staged = "" if best.transport == "staged" else "; staged not needed"
+    return f"P2P by {best.transport} at {best.gb_s:g} GB/s{staged}"
