@@ -15,6 +15,7 @@ SEEDS = 2000
 RARE = (
     "aborts_resent",
     "admits_refused_within_credit",
+    "cached_rows",
     "closed OTHER_INSTANCE",
     "closed PEER_DIED",
     "closed STALE_STREAM",
@@ -27,6 +28,7 @@ RARE = (
     "ended DRAINING",
     "ended DUPLICATE_REQUEST",
     "ended ENGINE_FAILED",
+    "ended KV_MISMATCH",
     "ended OVERLOADED",
     "ended PREFILL_LOST",
     "ended PROMPT_TOO_LONG",
@@ -38,6 +40,7 @@ RARE = (
     "grants_ignored",
     "hellos_refused",
     "mapping closed",
+    "prefix_cache_forgotten",
     "red quarantine",
     "red writer",
     "reports_ignored",

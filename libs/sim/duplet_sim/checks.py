@@ -6,7 +6,9 @@ Each function raises a Violation that names the invariant:
                      for exactly that transfer and writer
     source-reused    a copy reads a page that prefill does not hold for that transfer
     unmapped         a copy touches a pool whose mapping was closed
-    step-write       an engine writes a page that its machine does not hold for that sequence
+    step-write       an engine writes a page that its machine does not hold for that sequence, or
+                     that somebody else holds as well
+    prefix           a prompt is computed on rows before it that are not its own
     conservation     a page is in two places, or in none
     ack              AbortAck, TransferFailed or Landed while a copy can still write
     release          SourceReleased while a copy can still read
@@ -22,9 +24,12 @@ Each function raises a Violation that names the invariant:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from duplet_core.host import HostMachine
 from duplet_core.ids import InstanceId, Role, TransferId
+from duplet_sim.content import COLUMNS, DAMAGED, Rows
 from duplet_sim.parts import Copy, Process
 from duplet_sim.violation import Violation
 
@@ -53,27 +58,58 @@ def _check_written(copy: Copy, dest: Process) -> None:
         raise Violation("late-write", f"{copy.transfer}: not its pages, or not its writer")
 
 
-def check_prefill_write(process: Process, seq: int, pages: set[int]) -> None:
-    """At the moment when prefill's engine writes."""
-    jobs = process.node.machine.jobs
-    job = jobs.by_seq.get(seq)
-    held = () if job is None else jobs.pages._held.get(job.transfer, ())
-    if not pages <= set(held):
-        raise Violation("step-write", f"prefill computes seq {seq} in pages it does not hold")
+def check_engine_write(process: Process, seq: int, pages: tuple[int, ...]) -> None:
+    """At the moment when an engine writes, by a launched step or a chunk."""
+    machine = process.node.machine
+    if isinstance(machine, HostMachine):
+        stay = machine.stays.by_seq.get(seq)
+        _check_lone_hold(machine.stays, None if stay is None else stay.transfer, seq, pages)
+    elif process.role is Role.PREFILL:
+        job = machine.jobs.by_seq.get(seq)
+        _check_lone_hold(machine.jobs, None if job is None else job.transfer, seq, pages)
+    else:
+        t = machine.transfers.by_seq.get(seq)
+        holding = None if t is None else machine.transfers.ledger._holdings.get(t.transfer)
+        live = () if holding is None or holding.state.value != "live" else holding.pages
+        if not all(page in live for page in pages):
+            raise Violation("step-write", f"a step of seq {seq} writes {pages}: not live for it")
 
 
-def check_decode_write(process: Process, seq: int, pages: set[int]) -> None:
-    """At the moment when a launched step of decode's engine writes."""
-    transfers = process.node.machine.transfers
-    t = transfers.by_seq.get(seq)
-    holding = None if t is None else transfers.ledger._holdings.get(t.transfer)
-    if holding is None or holding.state.value != "live" or not pages <= set(holding.pages):
-        raise Violation("step-write", f"a step of seq {seq} writes pages that are not live for it")
+def _check_lone_hold(owner: Any, transfer: TransferId | None, seq: int, pages: Any) -> None:
+    """Whoever is written for holds the pages, and neither another nor the prefix index does."""
+    held = owner.pages._held
+    cached = _cached(owner.index)
+    for page in pages:
+        if page not in held.get(transfer, ()):
+            raise Violation("step-write", f"seq {seq} is computed in page {page}, not its own")
+        others = [other for other, holds in held.items() if page in holds and other != transfer]
+        if others or page in cached:
+            who = others or "the prefix index"
+            raise Violation("step-write", f"seq {seq} writes page {page}, which {who} holds too")
+
+
+def _cached(index: Any) -> Collection[int]:
+    """Pages that the prefix index keeps, where there is one."""
+    return getattr(index, "_known", ())
+
+
+def check_prefix(process: Process, seq: int, found: Rows, own: Rows) -> None:
+    """At the moment when rows of a prompt are computed: they read all rows before them."""
+    for row, (there, wanted) in enumerate(zip(found, own, strict=True)):
+        if there != wanted and there < DAMAGED:
+            detail = f"{process.instance} computes seq {seq} on row {row} of {there >> 16}"
+            raise Violation("prefix", f"{detail}, its own is of {wanted >> 16}")
 
 
 def check_machine(machine: Any) -> None:
     """Conservation of pages in one machine."""
-    if machine.ROLE is Role.DECODE:
+    if isinstance(machine, HostMachine):
+        stays = machine.stays
+        _check_counted(stays, stays.by_transfer)
+        reserved = sum(stay.reserved for stay in stays.by_transfer.values())
+        if reserved != stays.reserved or reserved > stays.pages.total:
+            raise Violation("conservation", f"the host has {reserved} pages reserved")
+    elif machine.ROLE is Role.DECODE:
         ledger = machine.transfers.ledger
         pages = list(ledger._free)
         for transfer, holding in ledger._holdings.items():
@@ -85,17 +121,21 @@ def check_machine(machine: Any) -> None:
         if sorted(pages) != list(range(ledger.total)):
             raise Violation("conservation", f"decode's pages are {sorted(pages)}")
     elif machine.ROLE is Role.PREFILL:
-        pool = machine.jobs.pages
-        holds = [0] * pool.total
-        for pages in pool._held.values():
-            for page in pages:
-                holds[page] += 1
-        free = [page for page in range(pool.total) if not holds[page]]
-        if holds != pool._holds or sorted(pool._free) != free:
-            raise Violation("conservation", f"prefill's pages: holds {holds}, free {pool._free}")
-        for transfer in pool._held:
-            if transfer not in machine.jobs.by_transfer:
-                raise Violation("conservation", f"prefill's pages of {transfer} belong to nobody")
+        _check_counted(machine.jobs, machine.jobs.by_transfer)
+
+
+def _check_counted(owner: Any, known: Collection[TransferId]) -> None:
+    """Pages with counted holds: each hold is a transfer's or the prefix index's."""
+    pool = owner.pages
+    holds = [0] * pool.total
+    for page in [page for pages in (*pool._held.values(), _cached(owner.index)) for page in pages]:
+        holds[page] += 1
+    free = [page for page in range(pool.total) if not holds[page]]
+    if holds != pool._holds or sorted(pool._free) != free:
+        raise Violation("conservation", f"pages have holds {holds}, free are {pool._free}")
+    for transfer in pool._held:
+        if transfer not in known:
+            raise Violation("conservation", f"pages of {transfer} belong to nobody")
 
 
 def check_quiet(
@@ -146,8 +186,22 @@ def check_order(prefill: Process, seq: int) -> None:
     jobs = prefill.node.machine.jobs
     started = _number(jobs.by_seq[seq].transfer)
     for job in jobs.by_transfer.values():
-        if job.state.value == "queued" and _number(job.transfer) < started:
+        earlier = job.state.value == "queued" and _number(job.transfer) < started
+        if earlier and not _waits_for_prefix(jobs, job):
             raise Violation("order", f"t{started} overtakes {job.transfer}")
+
+
+def _waits_for_prefix(jobs: Any, job: Any) -> bool:
+    """Whether the next page of the prompt is being computed for another one just now."""
+    node = getattr(jobs.index, "_root", None)
+    page_bytes = jobs.config.page_rows * COLUMNS * 4
+    for page in range((job.prompt_rows - 1) // jobs.config.page_rows):
+        node = node and node.children.get(job.prompt[page * page_bytes : (page + 1) * page_bytes])
+        if node is None or node.digest is None:
+            break
+    else:
+        return False
+    return node is not None
 
 
 def _number(transfer: TransferId) -> int:

@@ -1,17 +1,22 @@
 """What pages hold in the simulation: a tag a row that says whose row it is.
 
-A tag is `(content << 16) | row`: prompt row `row` of the request with that content number;
-0 is a row that nobody has written. Rows that decode generates get negative tags. A prompt,
-an output row and a digest are bytes made of the same numbers, so a checker can read from a
-row at the client which request's KV it was computed from.
+A tag is `(content << 16) | row`: row `row` of the voice or the text with that content number;
+0 is a row that nobody has written. Rows that decode generates get negative tags. A prompt's
+rows have two columns: the tag, and before it a column that is the same in all prompts, as a
+voice's first codebook may be, but in a prompt's last row says whether the first row drawn
+after it is the stop row.
+
+The KV of a row depends on all rows before it. A tag can stand for it because a content number
+stands behind one beginning only. So whether pages hold a prompt is decided by their tags, and
+an output row carries the number of the prompt that the pages held which it was computed from.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-_PROMPT = struct.Struct("<IHB")
+COLUMNS = 2
 _ROW = struct.Struct("<IH")
 
 ROW_BYTES = _ROW.size
@@ -19,26 +24,42 @@ FOREIGN = 0xFFFFFFFF
 """The content number of a row computed from KV that is not one request's prompt."""
 
 EMPTY = 0
+DAMAGED = 1 << 40
+"""Added to the tag of a row whose memory went bad."""
 
 Rows = tuple[int, ...]
-"""The row tags of one page."""
+"""The row tags of one page, or of a prompt."""
+
+Known = Mapping[Rows, int]
+"""Prompts by their tags: each one's number."""
 
 
 def tag(content: int, row: int) -> int:
     return content << 16 | row
 
 
+def tags(content: int, start: int, end: int) -> Rows:
+    """Rows [start, end) of a content."""
+    first = content << 16
+    return tuple(range(first + start, first + end))
+
+
 def generated(seq: int, position: int) -> int:
     return -(seq << 16 | position)
 
 
-def pack_prompt(content: int, rows: int, stops_at_once: bool) -> bytes:
-    return _PROMPT.pack(content, rows, stops_at_once)
+def pack_prompt(rows: Rows, stops_at_once: bool) -> bytes:
+    """Little-endian int32 [len(rows), COLUMNS]."""
+    columns = [0, 0] * len(rows)
+    columns[1::2] = rows
+    columns[-2] = int(stops_at_once)
+    return struct.pack(f"<{len(columns)}i", *columns)
 
 
-def unpack_prompt(prompt: bytes) -> tuple[int, int, bool]:
-    content, rows, stops = _PROMPT.unpack(prompt)
-    return content, rows, bool(stops)
+def unpack_prompt(prompt: bytes) -> tuple[Rows, bool]:
+    """The tags of its rows, and whether it stops at once."""
+    columns = struct.unpack(f"<{len(prompt) // 4}i", prompt)
+    return columns[1::2], columns[-2] == 1
 
 
 def pack_row(content: int, index: int) -> bytes:
@@ -61,18 +82,6 @@ def valid_rows(pool: Sequence[Rows], pages: Sequence[int], rows: int, page_rows:
     return [
         pool[page][: min(page_rows, rows - index * page_rows)] for index, page in enumerate(pages)
     ]
-
-
-def content_of(pages: list[Rows]) -> int:
-    """Whose prompt these pages hold, complete and in order; FOREIGN when it is nobody's."""
-    content = pages[0][0] >> 16
-    expected = tag(content, 0)
-    for page in pages:
-        for found in page:
-            if found != expected:
-                return FOREIGN
-            expected += 1
-    return content if content > 0 else FOREIGN
 
 
 def write_rows(

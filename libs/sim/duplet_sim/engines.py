@@ -1,15 +1,15 @@
 """Models of the two engine processes: they keep the contract of `duplet_core.engine`, no more.
 
 A queued message is not seen until it is taken, so a step that was launched before the I/O
-process asked to stop still writes its pages. Page checks go through `Pool`, which the world
-provides: it knows the true state.
+process asked to stop still writes its pages. They reach their pages through `Pool` only, which
+has the checkers at its door.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from duplet_core.engine import (
     ChunkDone,
@@ -24,19 +24,10 @@ from duplet_core.engine import (
     Verify,
 )
 from duplet_sim import content
-from duplet_sim.content import ROW_BYTES, Rows
+from duplet_sim.content import Rows
 
-_NO_ROW = b"\0" * ROW_BYTES
-
-
-class Pool(Protocol):
-    """The pages of one engine, with a checker at the door."""
-
-    page_rows: int
-    rows: list[Rows]
-
-    def write(self, seq: int, pages: tuple[int, ...], start: int, tags: tuple[int, ...]) -> None:
-        """Rows of a sequence, written by its engine; `pages` are all pages of the sequence."""
+if TYPE_CHECKING:
+    from duplet_sim.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +36,11 @@ class Job:
 
     seq: int
     pages: tuple[int, ...]
-    content: int
-    rows: int
+    tags: Rows
+    """What its rows are in truth."""
     stops_at_once: bool
-    computed: int = 0
+    computed: int
+    """Rows whose KV is in the pages; those of a known prefix are from the beginning."""
 
 
 class PrefillEngine:
@@ -78,8 +70,8 @@ class PrefillEngine:
         """See the next queued message."""
         message = self.inbox.pop(0)
         if isinstance(message, Start):
-            number, rows, stops = content.unpack_prompt(message.rows)
-            self.jobs.append(Job(message.seq, message.pages, number, rows, stops))
+            tags, stops = content.unpack_prompt(message.rows)
+            self.jobs.append(Job(message.seq, message.pages, tags, stops, message.start_row))
         elif isinstance(message, Stop):
             for index, job in enumerate(self.jobs):
                 if job.seq == message.seq:
@@ -96,18 +88,14 @@ class PrefillEngine:
         """One chunk of the oldest prompt: written, digested, told."""
         job = self.jobs[0]
         start = job.computed
-        end = min(job.rows, start + self.chunk_rows)
-        tags = tuple(content.tag(job.content, row) for row in range(start, end))
-        pool.write(job.seq, job.pages, start, tags)
-        last = end == job.rows
+        end = min(len(job.tags), start + self.chunk_rows)
+        pool.attend(job.seq, job.pages, job.tags[:start])
+        pool.write(job.seq, job.pages, start, job.tags[start:end])
+        last = end == len(job.tags)
         page_rows = pool.page_rows
         done = job.pages[start // page_rows : -(-end // page_rows) if last else end // page_rows]
-        before = start // page_rows * page_rows
-        digests = tuple(
-            content.digest(rows)
-            for rows in content.valid_rows(pool.rows, done, end - before, page_rows)
-        )
-        first_row = content.pack_row(job.content, 0) if last else None
+        digests = pool.digests(done, end - start // page_rows * page_rows)
+        first_row = content.pack_row(pool.whose(job.pages, end), 0) if last else None
         if last:
             del self.jobs[0]
         else:
@@ -190,12 +178,9 @@ class DecodeEngine:
     def verify(self, pool: Pool) -> list[FromEngine]:
         """Compare the oldest landed KV with its digests."""
         message = self.verifying.pop(0)
-        found = tuple(
-            content.digest(rows)
-            for rows in content.valid_rows(pool.rows, message.pages, message.rows, pool.page_rows)
-        )
-        ok = found == message.digests
-        told: list[FromEngine] = [Verified(message.seq, message.transfer, ok, "" if ok else "kv")]
+        ok = pool.digests(message.pages, message.rows) == message.digests
+        why = "" if ok else "damaged" if pool.is_damaged(message.pages, message.rows) else "foreign"
+        told: list[FromEngine] = [Verified(message.seq, message.transfer, ok, why)]
         return told + self._let_go()
 
     def fail(self) -> list[FromEngine]:
@@ -236,7 +221,7 @@ class DecodeEngine:
                 stream.closing = True
                 continue
             seqs.append(seq)
-            rows.append(content.pack_row(self._source(pool, stream), stream.made))
+            rows.append(content.pack_row(pool.whose(stream.pages, stream.prompt_rows), stream.made))
             stream.made += 1
             if stream.made >= stream.limit:
                 ends.append((seq, False))
@@ -245,13 +230,6 @@ class DecodeEngine:
         if seqs or ends:
             told.append(StepDone(self.step, tuple(seqs), b"".join(rows), tuple(ends), 0, 0))
         return told + self._let_go()
-
-    def _source(self, pool: Pool, stream: Stream) -> int:
-        """Whose KV a step reads."""
-        pages = stream.pages[: -(-stream.prompt_rows // pool.page_rows)]
-        return content.content_of(
-            content.valid_rows(pool.rows, pages, stream.prompt_rows, pool.page_rows)
-        )
 
     def _let_go(self) -> list[FromEngine]:
         """Stopped for every closing sequence that no launched step or Verify names."""
@@ -262,3 +240,35 @@ class DecodeEngine:
             del self.open[seq]
             told.append(Stopped(seq, None))
         return told
+
+
+class HostEngine(DecodeEngine):
+    """The monolith's engine: prompts and streams by turns, over one pool."""
+
+    __slots__ = ("prompts",)
+
+    def __init__(self, prompts: PrefillEngine) -> None:
+        super().__init__()
+        self.prompts = prompts
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and self.prompts.idle
+
+    def take(self) -> list[FromEngine]:
+        """See the next queued message; a prompt's Start has no output rows."""
+        message = self.inbox[0]
+        if isinstance(message, Start) and message.max_rows:
+            self.open[message.seq] = Stream(message.pages, message.start_row)
+        elif isinstance(message, Start) or message.seq not in self.open:  # type: ignore[union-attr]
+            self.prompts.inbox.append(self.inbox.pop(0))
+            return self.prompts.take()
+        return super().take()
+
+    def compute(self, pool: Pool) -> list[FromEngine]:
+        """One chunk of the oldest prompt."""
+        return self.prompts.compute(pool)
+
+    def fail(self) -> list[FromEngine]:
+        """Cannot go on with the oldest prompt or, without one, with the oldest sequence."""
+        return self.prompts.fail() if self.prompts.jobs else super().fail()

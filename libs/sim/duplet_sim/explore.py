@@ -209,7 +209,7 @@ class Explorer:
         submit = Submit(
             "same" if scope.same_ids else f"r{number}",
             TransferId(f"t{number}"),
-            content.pack_prompt(number, rows, False),
+            content.pack_prompt(content.tags(number, 0, rows), False),
             rows,
             scope.output_rows,
             -(-(rows + scope.output_rows) // scope.page_rows),

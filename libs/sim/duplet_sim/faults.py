@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from duplet_core.host import HostMachine
 from duplet_core.ids import Role, TransferId
 from duplet_core.messages import AbortAck, Drop, Move, SourceReleased
+from duplet_sim import content
 from duplet_sim.parts import Process
 
 if TYPE_CHECKING:
@@ -75,11 +77,28 @@ def drain(sim: Simulator) -> None:
         sim.drain(process.instance)
 
 
+def damage(sim: Simulator) -> None:
+    """A cached page of prefill that nobody uses goes bad, in memory: with the next prompt that
+    has it, its digest will not match."""
+    prefill = sim.primary(Role.PREFILL)
+    if prefill is None or sim.config.host is not None or not sim.config.prefix:
+        return
+    jobs = prefill.node.machine.jobs
+    unused = [page for page in jobs.index._known if jobs.pages.holds(page) == 1]
+    if unused:
+        page = sim.plan.choice(unused)
+        first, *others = prefill.rows[page]
+        if first < content.DAMAGED:
+            prefill.rows[page] = (first + content.DAMAGED, *others)
+            sim.damaged = True
+
+
 def twice(sim: Simulator) -> None:
     """A client uses an id that is live."""
     lb = sim.primary(Role.LB)
     if lb is not None and lb.runs and sim.clients:
-        sim.request(1, 1, 100, sim.plan.choice(list(sim.clients.values())).submit.request_id)
+        live = sim.plan.choice(list(sim.clients.values())).submit.request_id
+        sim.request(sim.workload.draw(sim.submitted + 1), 100, live)
 
 
 def orphan(sim: Simulator) -> None:
@@ -112,7 +131,9 @@ def _known(sim: Simulator) -> Iterator[TransferId]:
         machine = process.node.machine
         if process.exited:
             continue
-        if process.role is Role.DECODE:
+        if isinstance(machine, HostMachine):
+            yield from machine.stays.by_transfer
+        elif process.role is Role.DECODE:
             yield from machine.transfers.by_transfer
         elif process.role is Role.PREFILL:
             yield from machine.jobs.by_transfer
@@ -143,4 +164,5 @@ FAULTS: dict[str, Callable[[Simulator], None]] = {
     "drain": drain,
     "orphan": orphan,
     "twice": twice,
+    "damage": damage,
 }

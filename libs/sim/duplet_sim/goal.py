@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duplet_core.host import HostMachine
 from duplet_core.ids import Role
 from duplet_sim.world import World
 
@@ -11,7 +12,7 @@ def complaints(world: World) -> list[str]:
     wrong = []
     if world.clients:
         wrong.append(f"requests that have not ended: {list(world.clients)}")
-    for role in Role:
+    for role in world.config.roles:
         process = world.primary(role)
         if process is None or process.stopped:
             wrong.append(f"{role} does not run")
@@ -26,7 +27,10 @@ def complaints(world: World) -> list[str]:
         ]
         if process.engine is not None and not process.engine.idle:
             wrong.append(f"the engine of {process.instance} is not idle")
-        if role is Role.DECODE and machine.transfers.by_transfer:
+        if isinstance(machine, HostMachine):
+            if machine.stays.by_transfer:
+                wrong.append(f"the host holds pages of {list(machine.stays.by_transfer)}")
+        elif role is Role.DECODE and machine.transfers.by_transfer:
             wrong.append(f"decode holds pages of {list(machine.transfers.by_transfer)}")
         elif role is Role.PREFILL and machine.jobs.by_transfer:
             wrong.append(f"prefill holds pages of {list(machine.jobs.by_transfer)}")

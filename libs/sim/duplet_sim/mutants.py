@@ -12,7 +12,7 @@ from duplet_sim.explore import Explorer
 from duplet_sim.rules import MUTANTS, Mutant, OldWriter
 from duplet_sim.scopes import SCOPES
 from duplet_sim.simulator import Simulator
-from duplet_sim.swarm import draw
+from duplet_sim.swarm import draw, host_config
 from duplet_sim.violation import Violation
 
 
@@ -61,8 +61,10 @@ def _simulate(mutant: Mutant, seeds: int) -> Verdict:
 def _violation(mutant: Mutant, seed: int) -> str:
     """The invariant that breaks under this seed, or nothing."""
     swarm = draw(seed)
+    host = host_config(swarm.config.decode, 64) if mutant.host else None
     swarm = replace(
         swarm,
+        config=replace(swarm.config, host=host),
         timed=swarm.timed | mutant.timed,
         chances=swarm.chances | mutant.chances,
     )

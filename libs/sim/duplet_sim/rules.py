@@ -56,6 +56,8 @@ class Mutant:
     """Scope of the explorer that must find it, where waiting hides it from the simulator."""
     every: bool = False
     """Every seed must fail."""
+    host: bool = False
+    """In a monolith's host, not in a unit."""
 
 
 MUTANTS: list[Mutant] = []
@@ -187,7 +189,12 @@ def drain_needs_page(stack: ExitStack) -> None:
 
 @mutant("quarantine never refuses", "bound")
 def no_bound(stack: ExitStack) -> None:
-    method(stack, DecodeMachine, "_check_quarantine", lambda self, now: None)
+    method(
+        stack,
+        DecodeMachine,
+        "_check_quarantine",
+        lambda self, now: self.transfers.count_overdue(now),
+    )
 
 
 # --- the writer ----------------------------------------------------------------------

@@ -14,14 +14,14 @@ from typing import Any
 from duplet_core.effects import CopyResult, Submit
 from duplet_core.errors import Reason
 from duplet_core.ids import InstanceId, Role, TransferId
-from duplet_core.messages import Sampling
 from duplet_sim import checks, content
-from duplet_sim.engines import DecodeEngine, PrefillEngine
+from duplet_sim.engines import DecodeEngine, HostEngine, PrefillEngine
 from duplet_sim.faults import FAULTS
 from duplet_sim.goal import complaints
-from duplet_sim.parts import ACCEPTOR, DIALED, DIALER, WATCHED, Stream, StreamKey
+from duplet_sim.parts import ACCEPTOR, DIALER, WATCHED, StreamKey
 from duplet_sim.swarm import Swarm, draw
 from duplet_sim.violation import Violation
+from duplet_sim.workload import Order, Workload
 from duplet_sim.world import World
 
 REST_EVENTS = 6000
@@ -38,7 +38,7 @@ class Simulator(World):
         self.on_work = self._on_work
         self.net = Random(f"net {seed}")
         self.plan = Random(f"plan {seed}")
-        self.load = Random(f"load {seed}")
+        self.workload = Workload(seed, self.swarm)
         self.agenda: list[tuple[int, int, str, Any]] = []
         self.serial = 0
         self.doers: dict[str, Callable[[Any], None]] = {
@@ -57,6 +57,8 @@ class Simulator(World):
         self.held_until: dict[tuple[StreamKey, int], int] = {}
         """What a broken stream still holds for one side comes so late."""
         self.submitted = 0
+        self.damaged = False
+        """Some cached page went bad."""
         self.outcome: dict[TransferId, Reason | None] = {}
 
     # --- the agenda ------------------------------------------------------------
@@ -90,11 +92,11 @@ class Simulator(World):
         Raises:
             Violation: an invariant does not hold.
         """
-        for role in (Role.KVPROXY, Role.DECODE, Role.PREFILL, Role.LB):
+        for role in self.config.roles:
             self.begin(role)
         self._plan_faults()
         for _ in range(self.swarm.requests):
-            self.at(self.load.randrange(self.swarm.length), "request")
+            self.at(self.workload.dice.randrange(self.swarm.length), "request")
         while self.agenda and self.agenda[0][0] < self.swarm.length:
             self._next()
         self._calm_down()
@@ -122,11 +124,19 @@ class Simulator(World):
             checks.check_machine(process.node.machine)
 
     def _check_serves(self) -> None:
-        transfer = self.request(1, 2, 1 << 40, "after all")
-        self._rest()
-        if self.outcome[transfer] is not None:
-            raise Violation("liveness", f"a new request ends with {self.outcome[transfer]}")
+        for voice in range(self.swarm.voices + 1) if self.damaged else (self.swarm.voices,):
+            outcome = self._serve(voice)
+            if outcome is Reason.KV_MISMATCH and self.damaged:
+                outcome = self._serve(voice)  # what is cached was forgotten
+            if outcome is not None:
+                raise Violation("liveness", f"a new request of voice {voice} ends with {outcome}")
         self._check_rest()
+
+    def _serve(self, voice: int) -> Reason | None:
+        order = self.workload.plain(self.submitted + 1, voice)
+        transfer = self.request(order, 1 << 40, "after all")
+        self._rest()
+        return self.outcome[transfer]
 
     # --- what there is to do ---------------------------------------------------
 
@@ -187,8 +197,9 @@ class Simulator(World):
         self.start(role)
         instance = self.current[role]
         watch_ticks = 10 if self.now else 1  # most runs begin with a unit that finds itself
-        for peer in DIALED[role]:
-            self.at(5 + self.some(20), "dial", (instance, peer))
+        for peer, link in self.processes[instance].node.machine.links.items():
+            if link.dials:
+                self.at(5 + self.some(20), "dial", (instance, peer))
         for other in list(self.processes.values()):
             if not other.exited and other.role in WATCHED[role]:
                 self.at(self.some(watch_ticks), "watch", (instance, other.instance))
@@ -236,7 +247,7 @@ class Simulator(World):
         if self._is_held(key, "message"):
             return
         twice = self.swarm.chances["duplicate"]
-        if twice and not self.calm and self.net.random() < twice and _may_repeat(stream):
+        if twice and not self.calm and self.net.random() < twice and _may_repeat(key[0]):
             self.duplicates = True
             self.deliver(*key, keep=True)
             stream = self.streams.get(key[0])
@@ -305,16 +316,13 @@ class Simulator(World):
                 self.engine_step(instance, "launch")
             if engine.steps and (len(engine.steps) > 1 or self.plan.random() < 0.5):
                 self.engine_step(instance, "complete")
-            while engine.inbox:
-                self.engine_step(instance, "take")
-            if engine.verifying:
-                self.engine_step(instance, "verify")
-        else:
-            assert isinstance(engine, PrefillEngine)
-            if engine.jobs:
-                self.engine_step(instance, "compute")
-            while engine.inbox:
-                self.engine_step(instance, "take")
+        prompts = engine.prompts if isinstance(engine, HostEngine) else engine
+        if isinstance(prompts, PrefillEngine) and prompts.jobs:
+            self.engine_step(instance, "compute")
+        while engine.inbox:
+            self.engine_step(instance, "take")
+        if isinstance(engine, DecodeEngine) and engine.verifying:
+            self.engine_step(instance, "verify")
         if not engine.idle:
             self._wake_engine(instance)
 
@@ -361,34 +369,28 @@ class Simulator(World):
         lb = self.primary(Role.LB)
         if lb is None or lb.stopped:
             return
-        swarm = self.swarm
-        transfer = self.request(
-            self.load.randint(1, swarm.longest_prompt),
-            self.load.randint(1, swarm.longest_output),
-            swarm.deadline,
-            f"r{self.load.randrange(4)}",
-        )
-        if self.load.random() < 0.25:
-            self.at(self.load.randrange(200), "cancel", transfer)
+        load = self.workload
+        order = load.draw(self.submitted + 1)
+        transfer = self.request(order, self.swarm.deadline, f"r{load.dice.randrange(4)}")
+        if load.dice.random() < 0.25:
+            self.at(load.dice.randrange(200), "cancel", transfer)
 
-    def request(self, rows: int, output: int, deadline: int, request_id: str) -> TransferId:
+    def request(self, order: Order, deadline: int, request_id: str) -> TransferId:
         lb = self.primary(Role.LB)
         assert lb is not None
         self.submitted += 1
-        number = self.submitted
-        at_once = self.load.random() < self.swarm.chances["stop_row"] and not self.calm
-        page_rows = self.config.decode.page_rows
+        rows = len(order.prompt)
         submit = Submit(
             request_id,
-            TransferId(f"t{number}"),
-            content.pack_prompt(number, rows, at_once),
+            TransferId(f"t{self.submitted}"),
+            content.pack_prompt(order.prompt, order.stops_at_once),
             rows,
-            output,
-            -(-(rows + output) // page_rows),
-            Sampling(self.load.choice((0, 0, 2)), 1.0, 1.0, 0, 0),
+            order.output_rows,
+            -(-(rows + order.output_rows) // self.config.page_rows),
+            order.sampling,
             self.now + lb.skew + deadline,
         )
-        self.submit(submit, number)
+        self.submit(submit, order.number)
         return submit.transfer
 
     def _do_cancel(self, transfer: TransferId) -> None:
@@ -429,7 +431,7 @@ class Simulator(World):
                 self.resume(process.instance)
 
 
-def _may_repeat(stream: Stream) -> bool:
+def _may_repeat(key: StreamKey) -> bool:
     """A client must not get a row twice, and the counts of Admits are exact: lb's streams are
     gRPC streams, which do not repeat. The paths to kvproxy must stand it all the same."""
-    return stream.local[ACCEPTOR][0] is not Role.LB
+    return key[1] is Role.KVPROXY

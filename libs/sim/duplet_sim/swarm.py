@@ -6,21 +6,23 @@ kind alone and some have all at once. Times are ticks; a message takes a few.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from duplet_core.decode_state import DecodeConfig
 from duplet_core.front_state import FrontConfig
+from duplet_core.host_state import HostConfig
 from duplet_core.prefill_state import PrefillConfig
 from duplet_core.writer_state import WriterConfig
 from duplet_sim.world import WorldConfig
 
 TIMED = (
     "sever", "partition", "stop", "kill", "zombie", "jump", "storm", "drain", "orphan", "twice",
+    "damage",
 )  # fmt: skip
 """Faults that happen at moments; the number of moments is drawn."""
 
-CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row", "engine")
+CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row", "engine", "again")
 """Faults that happen to a copy, a message, a request or a turn of an engine, each with a
 drawn chance."""
 
@@ -33,7 +35,11 @@ class Swarm:
     length: int
     """Ticks of the phase with faults."""
     requests: int
-    longest_prompt: int
+    voices: int
+    """Beginnings that prompts share."""
+    voice_rows: int
+    text_rows: int
+    """Most rows of a prompt behind its voice."""
     longest_output: int
     timed: dict[str, int]
     chances: dict[str, float]
@@ -51,7 +57,8 @@ def draw(seed: int) -> Swarm:
     rng = Random(f"swarm {seed}")
     length = rng.choice((400, 800, 1600))
     page_rows = rng.choice((1, 2, 4))
-    pages = rng.choice((4, 6, 8, 12))
+    voices = rng.choice((0, 1, 2, 4))
+    pages = rng.choice((6, 8, 12) if voices else (4, 6, 8, 12))
     off = rng.choice((0.3, 0.6, 0.85))
     timed = {kind: 0 if rng.random() < off else rng.choice((1, 1, 2, 6)) for kind in TIMED}
     chances = {
@@ -69,17 +76,28 @@ def draw(seed: int) -> Swarm:
             quarantine_percent=rng.choice((25, 25, 50, 75)),
             quarantine_grace_ns=Random(f"grace {seed}").choice((0, 0, 50)),
         ),
-        PrefillConfig(rng.choice((2, 3, 6, 12)), page_rows, "spec", rng.choice((1, 4, 64))),
+        PrefillConfig(
+            rng.choice((3, 4, 6, 12) if voices else (2, 3, 6, 12)),
+            page_rows,
+            "spec",
+            rng.choice((1, 4, 64)),
+            open_limit=rng.choice((1, 2, 32)),
+        ),
         WriterConfig(3, rng.choice((50, 200)), 700, 20),
         FrontConfig(rng.choice((1, 4, 64)), rng.choice((20, 200))),
         chunk_rows=rng.choice((1, page_rows, page_rows * 2)),
         depth=rng.choice((1, 2)),
+        prefix=voices > 0,
     )
+    if rng.random() < 0.1:
+        config = replace(config, host=host_config(config.decode, rng.choice((1, 4, 64))))
     return Swarm(
         config,
         length,
         requests=rng.choice((2, 4, 6, 8)),
-        longest_prompt=page_rows * rng.choice((1, 2)),
+        voices=voices,
+        voice_rows=rng.randint(page_rows, page_rows * 2),
+        text_rows=page_rows * rng.choice((1, 2)),
         longest_output=rng.choice((2, 4, 6)),
         timed=timed,
         chances=chances,
@@ -90,3 +108,9 @@ def draw(seed: int) -> Swarm:
         restart_ticks=rng.choice((10, 100)),
         deadline=rng.choice((400, 2000)),
     )
+
+
+def host_config(decode: DecodeConfig, queue_limit: int) -> HostConfig:
+    """A monolith's host with decode's pool."""
+    rows = (decode.page_rows, decode.slots, decode.longest_sequence)
+    return HostConfig(decode.pages, *rows, "spec", queue_limit)

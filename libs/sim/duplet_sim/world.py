@@ -23,6 +23,8 @@ from duplet_core.engine import FromEngine, Verified
 from duplet_core.errors import Reason
 from duplet_core.front import FrontMachine
 from duplet_core.front_state import FrontConfig
+from duplet_core.host import HostMachine
+from duplet_core.host_state import HostConfig
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.machine import Machine
 from duplet_core.messages import Message
@@ -30,8 +32,10 @@ from duplet_core.prefill import PrefillMachine
 from duplet_core.prefill_state import PrefillConfig
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import WriterConfig
+from duplet_pages.prefix import RadixIndex
 from duplet_sim import checks, content, executor
-from duplet_sim.engines import DecodeEngine, PrefillEngine
+from duplet_sim.content import Rows
+from duplet_sim.engines import DecodeEngine, HostEngine, PrefillEngine
 from duplet_sim.nodes import TIMER, Interner, LiveNode, Node
 from duplet_sim.parts import (
     ACCEPTOR,
@@ -43,9 +47,14 @@ from duplet_sim.parts import (
     StreamKey,
     empty_pool,
 )
+from duplet_sim.pool import Pool
 from duplet_sim.violation import Violation
 
 CopyKey = tuple[InstanceId, int]
+
+UNIT = (Role.KVPROXY, Role.DECODE, Role.PREFILL, Role.LB)
+MONOLITH = (Role.DECODE, Role.LB)
+"""The host runs as decode; prefill's door leads to it as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +67,19 @@ class WorldConfig:
     """Rows that prefill's engine computes, and moves, at a time."""
     depth: int = 2
     """Steps of decode that may be launched and not yet read."""
+    prefix: bool = False
+    """Computed pages are kept and shared by prompts that begin alike."""
+    host: HostConfig | None = None
+    """One host in the place of prefill, decode and kvproxy."""
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The services that run, as they come up."""
+        return UNIT if self.host is None else MONOLITH
 
-class Door:
-    """An engine's way to its pool, past the checker."""
-
-    __slots__ = ("_process", "page_rows", "rows")
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self.page_rows = process.page_rows
-        self.rows = process.rows
-
-    def write(self, seq: int, pages: tuple[int, ...], start: int, tags: tuple[int, ...]) -> None:
-        first, last = start // self.page_rows, (start + len(tags) - 1) // self.page_rows
-        touched = pages[first : last + 1]
-        check = (
-            checks.check_decode_write
-            if self._process.role is Role.DECODE
-            else checks.check_prefill_write
-        )
-        check(self._process, seq, set(touched))
-        content.write_rows(self.rows, touched, start, tags, self.page_rows)
+    @property
+    def page_rows(self) -> int:
+        return self.decode.page_rows if self.host is None else self.host.page_rows
 
 
 class World:
@@ -96,6 +96,8 @@ class World:
         self.streams: dict[StreamKey, Stream] = {}
         self.copies: dict[CopyKey, Copy] = {}
         self.clients: dict[TransferId, Client] = {}
+        self.prompts: dict[Rows, int] = {}
+        """Every prompt that was submitted, and its number."""
         self.now = 0
         self.prompt = False
         """What engines and lb's peers say is heard at once (the explorer's reduction)."""
@@ -159,34 +161,43 @@ class World:
         """A new instance; for kvproxy every earlier one has exited (the lock)."""
         self.births[role] += 1
         instance = InstanceId(f"{role}{self.births[role]}")
-        machine: Machine
         special = self.machines.get(role)
         if special:
             self.special.append(instance)
+        config = self.config
+        machine: Machine
         engine: PrefillEngine | DecodeEngine | None = None
-        rows: list[content.Rows] = []
-        page_rows = 1
+        pages, page_rows = 0, config.page_rows
         if role is Role.LB:
-            machine = FrontMachine(instance, self.config.front)
+            machine = FrontMachine(instance, config.front)
         elif role is Role.KVPROXY:
             kind = special.pop(0) if special else WriterMachine
-            machine = kind(instance, self.config.writer)
+            machine = kind(instance, config.writer)
         elif role is Role.PREFILL:
-            machine = PrefillMachine(instance, self.config.prefill)
-            engine = PrefillEngine(self.config.chunk_rows)
-            page_rows = self.config.prefill.page_rows
-            rows = empty_pool(self.config.prefill.pages, page_rows)
+            machine = PrefillMachine(instance, config.prefill, self._index())
+            engine = PrefillEngine(config.chunk_rows)
+            pages, page_rows = config.prefill.pages, config.prefill.page_rows
+        elif config.host is not None:
+            machine = HostMachine(instance, config.host, self._index())
+            engine = HostEngine(PrefillEngine(config.chunk_rows))
+            pages = config.host.pages
+            self.current[Role.PREFILL] = instance
         else:
-            machine = DecodeMachine(instance, self.config.decode)
+            machine = DecodeMachine(instance, config.decode)
             engine = DecodeEngine()
-            page_rows = self.config.decode.page_rows
-            rows = empty_pool(self.config.decode.pages, page_rows)
+            pages = config.decode.pages
         node: Node = LiveNode(machine) if self.interner is None else self.interner.node(machine)
         process = Process(self.owner, role, instance, node)
-        process.engine, process.rows, process.page_rows = engine, rows, page_rows
+        process.engine, process.page_rows = engine, page_rows
+        process.rows = empty_pool(pages, page_rows)
         self.processes[instance] = process
         self.current[role] = instance
         self.forget_dead()
+
+    def _index(self) -> RadixIndex | None:
+        if not self.config.prefix:
+            return None
+        return RadixIndex(self.config.page_rows, content.COLUMNS)
 
     def kill(self, instance: InstanceId) -> None:
         """The process exits, whatever state it is in; its copies exit with it."""
@@ -268,7 +279,8 @@ class World:
         target.accepted += 1
         key = (instance, peer, process.dialed)
         stream = Stream(self.owner, instance, target.instance)
-        stream.local = ((process.role, target.accepted), (peer, process.dialed))
+        link = process.role if self.config.host is None else peer  # a host's are named by its own
+        stream.local = ((link, target.accepted), (peer, process.dialed))
         self.streams[key] = stream
         process.dialing[peer] = process.streams[stream.local[DIALER]] = key
         target.streams[stream.local[ACCEPTOR]] = key
@@ -317,7 +329,7 @@ class World:
         if self.interner is not None:
             message = self.interner.message(message)
         stream.queues[side].append(message)
-        to_lb = stream.local[ACCEPTOR][0] is Role.LB and side == DIALER
+        to_lb = key[1] is not Role.KVPROXY and side == DIALER
         prompt = self.prompt and to_lb and len(stream.queues[side]) == 1
         if prompt and self.processes[stream.dialer].runs:
             self.deliver(key, side)
@@ -341,9 +353,9 @@ class World:
         elif kind == "fail":
             told = engine.fail()
         else:
-            told = getattr(engine, kind)(Door(process))
+            told = getattr(engine, kind)(Pool(process, self.prompts))
         for message in told:
-            if isinstance(message, Verified) and not message.ok:
+            if isinstance(message, Verified) and message.detail == "foreign":
                 raise Violation("mismatch", f"landed KV of {message.transfer} is not its own")
         if self.prompt:
             for message in told:
@@ -400,6 +412,7 @@ class World:
         self.twice_submitted = submit.transfer in self.clients
         if not self.twice_submitted:
             self.clients[submit.transfer] = Client(submit, number, lb.instance)
+            self.prompts[content.unpack_prompt(submit.prompt)[0]] = number
         self.feed(lb.instance, submit)
         self.twice_submitted = False
 
