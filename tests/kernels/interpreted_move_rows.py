@@ -17,8 +17,8 @@ from duplet_pages.engine_config import Arrangement
 
 WORD_DTYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 ARRANGEMENTS: tuple[Arrangement, ...] = ("page-major", "layer-major")
-PROGRAMS = 3
-"""Fewer than tiles, so that programs walk."""
+SPLITS = 2
+"""Programs that share the slabs of a block of rows: fewer than slabs, so that they walk."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def launch(
     slabs: int,
     steps: tuple[int, int],
 ) -> None:
-    move_rows[(PROGRAMS,)](
+    block_rows = min(shape.block_rows, 8)
+    move_rows[(-(-len(places[0]) // block_rows) * SPLITS,)](
         source,
         dest,
         *places,
@@ -104,7 +105,7 @@ def launch(
         slabs,
         *steps,
         ROW_WORDS=shape.row_words,
-        BLOCK_ROWS=min(shape.block_rows, 8),
+        BLOCK_ROWS=block_rows,
         BLOCK_WORDS=shape.block_words,
     )
 

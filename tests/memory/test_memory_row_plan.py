@@ -68,6 +68,27 @@ def test_whole_pages_hold_the_range_and_one_range_a_page() -> None:
     assert set(pairs_of_bytes(plan_ranges(copy))) < set(pairs_of_bytes(plan))
 
 
+@pytest.mark.parametrize(
+    ("source_pages", "dest_pages", "runs"),
+    [
+        ([3, 4, 5], [1, 2, 3], [3]),
+        ([3, 4, 5], [1, 2, 4], [2, 1]),
+        ([3, 4, 5], [4, 3, 2], [1, 1, 1]),
+        ([3, 5, 6], [1, 2, 3], [1, 2]),
+        ([3], [0], [1]),
+    ],
+)
+def test_pages_that_follow_each_other_in_both_pools_go_together(
+    source_pages: list[int], dest_pages: list[int], runs: list[int]
+) -> None:
+    pools = describe("page-major"), describe("page-major")
+    rows = len(source_pages) * pools[0].page_rows
+    copy = check_copy(pools[0], source_pages, pools[1], dest_pages, 0, rows)
+    plan = plan_pages(copy)
+    assert (plan.ranges[:, 2] // pools[0].page_bytes).tolist() == runs
+    assert set(pairs_of_bytes(plan)) == set(pairs_of_bytes(plan_ranges(copy)))
+
+
 @pytest.mark.parametrize(("source", "dest"), [ARRANGEMENTS, ARRANGEMENTS[::-1]])
 def test_whole_pages_are_for_page_major_pools(source: Arrangement, dest: Arrangement) -> None:
     copy = check_copy(describe(source), [0], describe(dest), [1], 0, 3)

@@ -132,7 +132,8 @@ def plan_ranges(copy: RowCopy) -> CopyPlan:
 
 
 def plan_pages(copy: RowCopy) -> CopyPlan:
-    """The copy rounded out to whole pages, between page-major pools: one range a page.
+    """The copy rounded out to whole pages, between page-major pools: a range for every run of
+    pages that follow each other in both pools.
 
     The rows beside the range are the same sequence's: those before it are there already and
     are the same on both sides, those after it are written again by the copy that brings them.
@@ -145,13 +146,19 @@ def plan_pages(copy: RowCopy) -> CopyPlan:
     for name, pool in (("source", source), ("destination", dest)):
         if pool.arrangement != "page-major":
             raise _refuse(f"whole pages of a {pool.arrangement} {name}")
-    # Not merged: this is on the way of every copy, and neighbours are rare in a used pool.
-    columns = np.empty((3, len(copy.source_pages)), dtype=np.int64)
-    np.multiply(copy.source_pages, source.page_bytes, out=columns[0])
-    np.multiply(copy.dest_pages, dest.page_bytes, out=columns[1])
+    from_pages, to_pages = copy.source_pages, copy.dest_pages
+    sizes: NDArray[np.int64] | int = source.page_bytes
+    goes_on = (from_pages[1:] - from_pages[:-1] == 1) & (to_pages[1:] - to_pages[:-1] == 1)
+    if goes_on.any():
+        heads = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+        sizes = np.diff(heads, append=len(from_pages)) * source.page_bytes
+        from_pages, to_pages = from_pages[heads], to_pages[heads]
+    columns = np.empty((3, len(from_pages)), dtype=np.int64)
+    np.multiply(from_pages, source.page_bytes, out=columns[0])
+    np.multiply(to_pages, dest.page_bytes, out=columns[1])
     columns[0] += source.offset
     columns[1] += dest.offset
-    columns[2] = source.page_bytes
+    columns[2] = sizes
     columns.flags.writeable = False
     return CopyPlan(columns.T, source.total_bytes, dest.total_bytes)
 

@@ -13,10 +13,13 @@ from duplet_core.errors import require
 from duplet_memory.cuda_driver import Device, call, call_quickly, driver
 
 _NON_BLOCKING = 1
+PORTABLE = 1
+"""Pinned for every GPU's context, not only for the one that allocates."""
 
-FIRST_GROUP_COPIES = 4
-MOST_GROUP_COPIES = 32
-"""Copies of one call to the driver."""
+FIRST_GROUP_COPIES = 2
+GROUP_GROWTH = 4
+"""A copy of a page takes several times as long as queueing one: while a group runs, the next,
+so many times as large, is queued."""
 
 
 class GpuEvent:
@@ -79,45 +82,40 @@ class Flight:
 
 
 class PlaceTable:
-    """Row places on one GPU: pinned memory here, memory there, and an upload between them.
+    """Row places in pinned host memory, where kernels of any GPU read them: each program once,
+    which costs less than an upload and a wait for it.
 
-    Owns both, and grows when a copy has more rows. Belongs to one flight at a time, so nothing
-    uses it while it grows.
+    Owns the memory, and grows when a copy has more rows. Belongs to one flight at a time, so
+    nothing reads it while it is written or grows.
     """
 
     def __init__(self, device: Device, rows: int) -> None:
         self._device = device
         self._rows = 0
-        self._host: NDArray[np.int32]
-        self._host_address = 0
+        self._places: NDArray[np.int32]
         self._address = 0
         self._grow(rows)
 
-    def upload(self, queue: GpuQueue, *places: NDArray[np.int32]) -> list[int]:
-        """Queue the upload; the address of each array on the GPU, 16-byte aligned."""
-        rows = max(-(-len(p) // 4) * 4 for p in places)
+    def write(self, *places: NDArray[np.int32]) -> list[int]:
+        """Set the table; the address of each array, 16-byte aligned."""
+        rows = max(len(p) for p in places)
         if rows > self._rows:
             self._grow(2 * rows)
         require(len(places) <= 2, "a table holds two arrays")
         for index, values in enumerate(places):
             start = index * self._rows
-            self._host[start : start + len(values)] = values
-        self._device.use()
-        used = ((len(places) - 1) * self._rows + rows) * 4
-        call_quickly("cuMemcpyHtoDAsync", self._address, self._host_address, used, queue.handle)
+            self._places[start : start + len(values)] = values
         return [self._address + index * self._rows * 4 for index in range(len(places))]
 
     def _grow(self, rows: int) -> None:
         self._device.use()
         if self._rows:
-            call("cuMemFree", self._address)
-            call("cuMemFreeHost", self._host_address)
+            call("cuMemFreeHost", self._address)
         self._rows = -(-rows // 1024) * 1024
         size = 2 * self._rows * 4
-        self._host_address = int(call("cuMemHostAlloc", size, 1))
-        self._address = int(call("cuMemAlloc", size))
-        view = (ctypes.c_byte * size).from_address(self._host_address)
-        self._host = np.ctypeslib.as_array(view).view(np.int32)
+        self._address = int(call("cuMemHostAlloc", size, PORTABLE))
+        view = (ctypes.c_byte * size).from_address(self._address)
+        self._places = np.ctypeslib.as_array(view).view(np.int32)
 
 
 def queue_copy(queue: GpuQueue, dest: int, source: int, size: int) -> None:
@@ -142,7 +140,7 @@ def _groups(count: int) -> Iterator[tuple[int, int]]:
     start, size = 0, FIRST_GROUP_COPIES
     while start < count:
         yield start, min(size, count - start)
-        start, size = start + size, min(2 * size, MOST_GROUP_COPIES)
+        start, size = start + size, GROUP_GROWTH * size
 
 
 def queue_copies(queue: GpuQueue, ranges: NDArray[Any], source: int, dest: int) -> None:

@@ -19,7 +19,8 @@ WARPS = 8
 THREADS = WARPS * 32
 TILE_BYTES = 16 << 10
 """Of one tile: four 16-byte words for each of the threads."""
-PROGRAMS_PER_SM = 2
+PROGRAMS_PER_SM = 8
+"""At least; as many as a multiprocessor holds."""
 
 
 class _Parameters(ctypes.Structure):
@@ -126,7 +127,7 @@ class MoveRows:
             )
         device.use()
         self._shared = int(compiled.metadata.shared)
-        self._most_programs = PROGRAMS_PER_SM * device.attribute("MULTIPROCESSOR_COUNT")
+        self._wanted_programs = PROGRAMS_PER_SM * device.attribute("MULTIPROCESSOR_COUNT")
         self._block_rows = shape.block_rows
         module = call("cuModuleLoadData", compiled.asm["cubin"])
         name = compiled.metadata.name.encode()
@@ -140,8 +141,8 @@ class MoveRows:
         """
         a = arguments
         require(a.rows > 0 and a.slabs > 0, "a launch moves something")
-        tiles = -(-a.rows // self._block_rows) * a.slabs
-        grid = min(tiles, self._most_programs)
+        row_blocks = -(-a.rows // self._block_rows)
+        grid = row_blocks * min(a.slabs, -(-self._wanted_programs // row_blocks))
         parameters = _Parameters(
             a.source,
             a.dest,

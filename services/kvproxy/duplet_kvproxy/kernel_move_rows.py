@@ -5,9 +5,10 @@
 
 Layout: source and dest are words `[…][row_words]`; places and steps count rows of `row_words`
 words. The places of `rows` are disjoint within dest, and dest and source do not overlap, so
-the order of the tiles does not matter. One tile is BLOCK_ROWS rows of one slab; programs walk
-the tiles in strides of the grid, rows first. Run on the source's GPU it pushes, on the
-destination's it pulls; with contiguous places on one side it gathers or scatters.
+the order does not matter. A program takes BLOCK_ROWS rows, reads their places once, and walks
+the slabs in strides; the grid is a multiple of the number of row blocks. Run on the source's GPU
+it pushes, on the destination's it pulls; with contiguous places on one side it gathers or
+scatters.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ def move_rows(  # type: ignore[no-untyped-def]
     scalars. BLOCK_WORDS: the power of two at or above ROW_WORDS."""
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     word = tl.arange(0, BLOCK_WORDS)
-    for tile in range(tl.program_id(0), row_blocks * slabs, tl.num_programs(0)):
-        slab = (tile // row_blocks).to(tl.int64)
-        row = (tile % row_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        live = row < rows
-        source_row = tl.load(source_places + row, mask=live, other=0) + slab * source_step
-        dest_row = tl.load(dest_places + row, mask=live, other=0) + slab * dest_step
-        mask = live[:, None] & (word < ROW_WORDS)[None, :]
-        words = tl.load(source + source_row[:, None] * ROW_WORDS + word[None, :], mask=mask)
-        tl.store(dest + dest_row[:, None] * ROW_WORDS + word[None, :], words, mask=mask)
+    row = (tl.program_id(0) % row_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    live = row < rows
+    source_row = tl.load(source_places + row, mask=live, other=0).to(tl.int64)
+    dest_row = tl.load(dest_places + row, mask=live, other=0).to(tl.int64)
+    mask = live[:, None] & (word < ROW_WORDS)[None, :]
+    source_words = source + source_row[:, None] * ROW_WORDS + word[None, :]
+    dest_words = dest + dest_row[:, None] * ROW_WORDS + word[None, :]
+    for slab in range(tl.program_id(0) // row_blocks, slabs, tl.num_programs(0) // row_blocks):
+        wide = tl.cast(slab, tl.int64) * ROW_WORDS
+        words = tl.load(source_words + wide * source_step, mask=mask)
+        tl.store(dest_words + wide * dest_step, words, mask=mask)

@@ -43,7 +43,7 @@ class DirectMover:
         plan = plan_rows(copy)
         kernel = self.prepare(plan.row_bytes)
         event, table = slot = self._free.pop()
-        source_places, dest_places = table.upload(self._queue, plan.source_places, plan.dest_places)
+        source_places, dest_places = table.write(plan.source_places, plan.dest_places)
         arguments = LaunchedRows(
             source.address(self._device) + source.description.offset,
             dest.address(self._device) + dest.description.offset,

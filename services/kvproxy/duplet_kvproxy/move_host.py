@@ -16,15 +16,13 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, queue_copies
+from duplet_kvproxy.gpu_queue import PORTABLE, Flight, GpuEvent, GpuQueue, queue_copies
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device, call
 from duplet_memory.plan import RowCopy, plan_pages
 
 STAGE_BYTES = 8 << 20
 STAGES = 4
-_PORTABLE = 1
-"""Pinned for every GPU's context, not only for the one that allocates."""
 
 
 def split_ranges(
@@ -67,7 +65,7 @@ class _Stage:
 
     def __init__(self, source: Device, dest: Device) -> None:
         source.use()
-        self.address = int(call("cuMemHostAlloc", STAGE_BYTES, _PORTABLE))
+        self.address = int(call("cuMemHostAlloc", STAGE_BYTES, PORTABLE))
         self.filled = GpuEvent(source)
         self.emptied = GpuEvent(dest)
 

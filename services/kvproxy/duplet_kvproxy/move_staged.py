@@ -84,7 +84,7 @@ class _Side:
             done.wait()
             self._identity_rows = max(2 * rows, FIRST_TABLE_ROWS)
             places: NDArray[np.int32] = np.arange(self._identity_rows, dtype=np.int32)
-            (self._identity_address,) = self._identity.upload(self.queue, places)
+            (self._identity_address,) = self._identity.write(places)
         return self._identity_address
 
 
@@ -115,8 +115,8 @@ class StagedMover:
         """As `GpuTransport.start`."""
         plan = plan_rows(copy)
         event, from_table, to_table = slot = self._free.pop()
-        (from_places,) = from_table.upload(self._from.queue, plan.source_places)
-        (to_places,) = to_table.upload(self._to.queue, plan.dest_places)
+        (from_places,) = from_table.write(plan.source_places)
+        (to_places,) = to_table.write(plan.dest_places)
         from_base = source.address(self._from.device) + source.description.offset
         to_base = dest.address(self._to.device) + dest.description.offset
         for chunk in split_chunks(plan.rows, plan.slabs, plan.row_bytes, CHUNK_BYTES):
