@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from duplet_sim.mutants import judge, main
-from duplet_sim.rules import MUTANTS, Mutant
+from duplet_sim.mutant import Mutant
+from duplet_sim.mutants import MUTANTS, judge, main
 from duplet_sim.simulator import Simulator
 
 

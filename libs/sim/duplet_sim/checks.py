@@ -15,7 +15,7 @@ Each function raises a Violation that names the invariant:
     foreign-rows     a client gets a row that was not computed from its own prompt, or not next
     ended-once       a request ends twice, or gets rows after its end
     bound            decode grants while it drains or over the quarantine bound; a writer with
-                     too many withheld ends is green
+                     too many withheld ends is green; a queue or an engine has more than its limit
     superseded       a stream ends for the Hello of another instance
     order            prefill takes pages for a request while an earlier one waits for some
     protocol         a correct peer is accused of breaking the protocol
@@ -27,20 +27,24 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from duplet_core.engine import Start
 from duplet_core.host import HostMachine
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_sim.content import COLUMNS, DAMAGED, Rows
+from duplet_sim.engines import PrefillEngine
 from duplet_sim.parts import Copy, Process
 from duplet_sim.violation import Violation
 
 
-def check_copy(copy: Copy, source: Process, dest: Process, writer: Process) -> None:
+def check_mapped(copy: Copy, writer: Process) -> None:
     """At the moment when the copy moves bytes."""
-    for pool in (source, dest):
-        if pool.instance not in writer.mapped:
-            raise Violation("unmapped", f"{copy.transfer} touches the pool of {pool.instance}")
-    if not dest.exited:
-        _check_written(copy, dest)
+    for pool in (copy.source, copy.dest):
+        if pool not in writer.mapped:
+            raise Violation("unmapped", f"{copy.transfer} touches the pool of {pool}")
+
+
+def check_read(copy: Copy, source: Process) -> None:
+    """At the moment when the copy reads prefill's pages."""
     if not source.exited:
         held = source.node.machine.jobs.pages._held.get(copy.transfer, ())
         for page in copy.source_pages:
@@ -48,7 +52,10 @@ def check_copy(copy: Copy, source: Process, dest: Process, writer: Process) -> N
                 raise Violation("source-reused", f"{copy.transfer} reads page {page}")
 
 
-def _check_written(copy: Copy, dest: Process) -> None:
+def check_written(copy: Copy, dest: Process) -> None:
+    """At the moment when the copy writes decode's pages."""
+    if dest.exited:
+        return
     holding = dest.node.machine.transfers.ledger._holdings.get(copy.transfer)
     state = "free" if holding is None else holding.state.value
     if holding is None or state not in ("granted", "quarantined"):
@@ -189,6 +196,23 @@ def check_order(prefill: Process, seq: int) -> None:
         earlier = job.state.value == "queued" and _number(job.transfer) < started
         if earlier and not _waits_for_prefix(jobs, job):
             raise Violation("order", f"t{started} overtakes {job.transfer}")
+
+
+def check_open(prefill: Process) -> None:
+    """When prefill hands its engine a prompt: how many the engine has by then."""
+    engine, limit = prefill.engine, prefill.node.machine.config.open_limit
+    assert isinstance(engine, PrefillEngine)
+    opened = len(engine.jobs) + sum(1 for m in engine.inbox if isinstance(m, Start))
+    if opened > limit:
+        raise Violation("bound", f"the engine has {opened} prompts at once, the limit is {limit}")
+
+
+def check_queue(process: Process) -> None:
+    """After each event of lb or prefill."""
+    machine = process.node.machine
+    queued = len(machine._queue if process.role is Role.LB else machine.jobs.queue)
+    if queued > machine.config.queue_limit:
+        raise Violation("bound", f"{queued} requests wait in {process.instance}")
 
 
 def _waits_for_prefix(jobs: Any, job: Any) -> bool:

@@ -36,6 +36,8 @@ def execute(world: World, process: Process, asked: list[fx.Effect]) -> None:
                 branch(world, process, effect)
     if process.role is Role.KVPROXY:
         checks.check_withheld(process, world.copies)
+    elif process.role is not Role.DECODE:
+        checks.check_queue(process)
     if leaves:
         if "writer" not in process.red:
             raise Violation("bound", "health was green before the exit")
@@ -76,6 +78,8 @@ def _to_engine(world: World, process: Process, effect: Any) -> None:
     if process.role is Role.PREFILL and isinstance(effect.message, Start):
         checks.check_order(process, effect.message.seq)
     process.engine.inbox.append(effect.message)
+    if process.role is Role.PREFILL:
+        checks.check_open(process)
     world.work("engine", process.instance)
 
 
@@ -95,6 +99,10 @@ def _start_copy(world: World, process: Process, effect: Any) -> None:
     key = (process.instance, effect.copy)
     world.copies[key] = copy
     world.work("copy", key)
+
+
+def _cancel_copy(world: World, process: Process, effect: Any) -> None:
+    world.cancel_copy((process.instance, effect.copy))
 
 
 def _close_mapping(world: World, process: Process, effect: Any) -> None:
@@ -155,6 +163,7 @@ _BRANCHES: dict[type, Any] = {
     fx.Close: _close,
     fx.ToEngineEffect: _to_engine,
     fx.StartCopy: _start_copy,
+    fx.CancelCopy: _cancel_copy,
     fx.CloseMapping: _close_mapping,
     fx.SetHealth: _set_health,
     fx.Drained: _drained,

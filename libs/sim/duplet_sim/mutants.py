@@ -8,12 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from duplet_core.ids import Role
+from duplet_sim import rules, rules_shared
 from duplet_sim.explore import Explorer
-from duplet_sim.rules import MUTANTS, Mutant, OldWriter
+from duplet_sim.mutant import Mutant
 from duplet_sim.scopes import SCOPES
 from duplet_sim.simulator import Simulator
 from duplet_sim.swarm import draw, host_config
 from duplet_sim.violation import Violation
+
+MUTANTS = (*rules.MUTANTS, *rules_shared.MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def _violation(mutant: Mutant, seed: int) -> str:
     )
     simulator = Simulator(seed, swarm)
     if mutant.old_writer:
-        simulator.machines[Role.KVPROXY] = [OldWriter]
+        simulator.machines[Role.KVPROXY] = [rules.OldWriter]
     try:
         simulator.run()
     except Violation as violation:

@@ -15,6 +15,7 @@ from duplet_core.messages import Message
 from duplet_sim.content import EMPTY, Rows
 from duplet_sim.engines import DecodeEngine, PrefillEngine
 from duplet_sim.nodes import Node
+from duplet_sim.staging import Staging
 
 ACCEPTOR = 0
 DIALER = 1
@@ -88,6 +89,8 @@ class Process:
         self.rows: list[Rows] = []
         """True contents of its pool; stay while kvproxy maps them."""
         self.page_rows = 1
+        self.staging: Staging | None = None
+        """kvproxy, where its copies are staged."""
         self.outbox: list[Any] = []
         """From the engine, not yet taken by the I/O process."""
         self.stopped = False

@@ -1,15 +1,12 @@
-"""The mutants: each turns one rule of the core off and names the invariant that must break.
-
-A mutant patches a transition table or a method of the real machines for as long as it runs.
+"""Mutants of what happens to a transfer: each turns one rule of the core off and names the
+invariant that must break.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from duplet_core import decode_transfers, prefill_jobs, writer_transfers
 from duplet_core.decode import DecodeMachine
@@ -35,49 +32,15 @@ from duplet_core.prefill_state import State as PrefillState
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import Input as WriterInput
 from duplet_core.writer_state import State as WriterState
+from duplet_sim.mutant import Mutants, cell, method
 
 Decode = decode_transfers.Transfers
 Writer = writer_transfers.Transfers
 Jobs = prefill_jobs.Jobs
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    name: str
-    invariant: str
-    apply: Callable[[ExitStack], None]
-    seeds: int = 2000
-    timed: dict[str, int] = field(default_factory=dict)
-    """Faults that every seed has; the others as drawn."""
-    chances: dict[str, float] = field(default_factory=dict)
-    old_writer: bool = False
-    """The first kvproxy speaks an older protocol: it acknowledges what it has not waited for."""
-    search: str = ""
-    """Scope of the explorer that must find it, where waiting hides it from the simulator."""
-    every: bool = False
-    """Every seed must fail."""
-    host: bool = False
-    """In a monolith's host, not in a unit."""
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(name: str, invariant: str, **settings: Any) -> Callable[..., Any]:
-    def enter(apply: Callable[[ExitStack], None]) -> Callable[[ExitStack], None]:
-        MUTANTS.append(Mutant(name, invariant, apply, **settings))
-        return apply
-
-    return enter
-
-
-def cell(stack: ExitStack, owner: Any, state: Any, what: Any, method: Callable[..., None]) -> None:
-    """Replace one transition."""
-    stack.enter_context(patch.dict(owner.TABLE[state], {what: method}))
-
-
-def method(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
-    stack.enter_context(patch.object(owner, name, new))
+MUTANTS = Mutants()
+mutant = MUTANTS.add
 
 
 # --- decode ------------------------------------------------------------------------

@@ -152,6 +152,8 @@ class Simulator(World):
             self.at(self.some(swarm.message_ticks), "outbox", key)
         elif kind == "copy":
             self.at(self.some(swarm.copy_ticks), "copy", key)
+        elif kind == "cancelled":
+            self._report(key, CopyResult.NOT_STARTED)
         elif kind == "broken":
             if (key, ACCEPTOR) not in self.held_until and not self.calm and self.net.random() < 0.3:
                 # A stale tail: the new stream may be up before the old one's last words arrive.
@@ -335,6 +337,11 @@ class Simulator(World):
         """The copy engine works, also while the process that ordered the copy is stopped."""
         copy = self.copies.get(key)
         if copy is None:
+            return
+        staging = self.processes[key[0]].staging
+        if staging is not None and not staging.holds(copy.number):
+            if self.gather_copy(key):
+                self.at(self.some(self.swarm.copy_ticks), "copy", key)
             return
         chances = self.swarm.chances
         fate = 1.0 if self.calm or copy.told else self.plan.random()

@@ -88,6 +88,7 @@ def draw(seed: int) -> Swarm:
         chunk_rows=rng.choice((1, page_rows, page_rows * 2)),
         depth=rng.choice((1, 2)),
         prefix=voices > 0,
+        staging=rng.choice((0, 0, 0, 1, 3)),
     )
     if rng.random() < 0.1:
         config = replace(config, host=host_config(config.decode, rng.choice((1, 4, 64))))

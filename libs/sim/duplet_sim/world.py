@@ -2,8 +2,7 @@
 
 It has processes that start, stop, continue and exit; streams that break at any time and may
 deliver what was written before the break late, or never; the kernel's word on deaths, late;
-models of the engines; and the copy engine, whose copies go on while the process that ordered
-them is stopped, and may be reported as failed and write all the same.
+models of the engines; and the copy engine.
 
 Every public method is one step of the world. Who calls them, and in which order, is the
 explorer's choice (all orders) or the simulator's (an order drawn from a seed).
@@ -12,13 +11,13 @@ explorer's choice (all orders) or the simulator's (an order drawn from a seed).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from duplet_core import effects as fx
 from duplet_core.decode import DecodeMachine
 from duplet_core.decode_state import DecodeConfig
-from duplet_core.effects import CopyDone, CopyResult, FromEngineEvent, InstanceDied, LifelineUp
+from duplet_core.effects import FromEngineEvent, InstanceDied, LifelineUp
 from duplet_core.engine import FromEngine, Verified
 from duplet_core.errors import Reason
 from duplet_core.front import FrontMachine
@@ -33,24 +32,23 @@ from duplet_core.prefill_state import PrefillConfig
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import WriterConfig
 from duplet_pages.prefix import RadixIndex
-from duplet_sim import checks, content, executor
+from duplet_sim import content, executor
 from duplet_sim.content import Rows
+from duplet_sim.copying import CopyEngine
 from duplet_sim.engines import DecodeEngine, HostEngine, PrefillEngine
 from duplet_sim.nodes import TIMER, Interner, LiveNode, Node
 from duplet_sim.parts import (
     ACCEPTOR,
     DIALER,
     Client,
-    Copy,
     Process,
     Stream,
     StreamKey,
     empty_pool,
 )
 from duplet_sim.pool import Pool
+from duplet_sim.staging import Staging
 from duplet_sim.violation import Violation
-
-CopyKey = tuple[InstanceId, int]
 
 UNIT = (Role.KVPROXY, Role.DECODE, Role.PREFILL, Role.LB)
 MONOLITH = (Role.DECODE, Role.LB)
@@ -69,6 +67,8 @@ class WorldConfig:
     """Steps of decode that may be launched and not yet read."""
     prefix: bool = False
     """Computed pages are kept and shared by prompts that begin alike."""
+    staging: int = 0
+    """Slots of staging memory that kvproxy's copies go through; 0: they go directly."""
     host: HostConfig | None = None
     """One host in the place of prefill, decode and kvproxy."""
 
@@ -82,10 +82,11 @@ class WorldConfig:
         return self.decode.page_rows if self.host is None else self.host.page_rows
 
 
-class World:
+class World(CopyEngine):
     """Owns processes, streams, copies and clients. `interner` set: machines are frozen nodes."""
 
     def __init__(self, config: WorldConfig, interner: Interner | None = None) -> None:
+        super().__init__()
         self.config = config
         self.interner = interner
         self.owner = object()
@@ -94,7 +95,6 @@ class World:
         """The newest instance of each service, exited or not."""
         self.births = dict.fromkeys(Role, 0)
         self.streams: dict[StreamKey, Stream] = {}
-        self.copies: dict[CopyKey, Copy] = {}
         self.clients: dict[TransferId, Client] = {}
         self.prompts: dict[Rows, int] = {}
         """Every prompt that was submitted, and its number."""
@@ -190,6 +190,8 @@ class World:
         process = Process(self.owner, role, instance, node)
         process.engine, process.page_rows = engine, page_rows
         process.rows = empty_pool(pages, page_rows)
+        if role is Role.KVPROXY and config.staging:
+            process.staging = Staging(config.staging)
         self.processes[instance] = process
         self.current[role] = instance
         self.forget_dead()
@@ -367,41 +369,6 @@ class World:
     def hear_engine(self, instance: InstanceId) -> None:
         """The I/O process takes the next message of its engine."""
         self.feed(instance, FromEngineEvent(self.touch(instance).outbox.pop(0)))
-
-    # --- copies -----------------------------------------------------------------------
-
-    def write_copy(self, key: CopyKey, rows: int | None = None) -> None:
-        """The copy moves bytes: `rows` more of them, or all that are left."""
-        copy = self.copies[key]
-        left = copy.count - copy.written
-        rows = left if rows is None else min(rows, left)
-        source, dest = self.processes.get(copy.source), self.processes.get(copy.dest)
-        if source is None or dest is None:
-            raise Violation("unmapped", f"{copy.transfer} touches a pool that is gone")
-        checks.check_copy(copy, source, dest, self.processes[copy.writer])
-        dest = self.touch(copy.dest)
-        row = copy.start + copy.written
-        first = copy.start // source.page_rows
-        tags = [
-            source.rows[copy.source_pages[r // source.page_rows - first]][r % source.page_rows]
-            for r in range(row, row + rows)
-        ]
-        at = row // dest.page_rows - copy.start // dest.page_rows
-        content.write_rows(dest.rows, copy.dest_pages[at:], row, tags, dest.page_rows)
-        self.copies[key] = replace(copy, written=copy.written + rows)
-        if copy.told:
-            self.marks.add("copy wrote after its end was unknown")
-
-    def end_copy(self, key: CopyKey, result: CopyResult) -> None:
-        """The mover reports a copy: OK (all written), NOT_STARTED, or UNKNOWN (it goes on)."""
-        copy = self.copies[key]
-        if result is CopyResult.UNKNOWN:
-            self.copies[key] = replace(copy, told=True)
-        else:
-            del self.copies[key]
-        writer = self.processes[copy.writer]
-        done = CopyDone(copy.number, result, "simulated", self.now + writer.skew)
-        self.feed(copy.writer, done)
 
     # --- clients ------------------------------------------------------------------------
 
