@@ -25,14 +25,14 @@ from duplet.decode.v1 import decode_pb2_grpc
 from duplet.prefill.v1 import prefill_pb2_grpc
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
 from duplet_core.messages import Accepted, Admit, Credit, Finished, Hello, StepRows
-from duplet_core.timeline import POINTS
+from duplet_core.timeline import STAMPED
 from duplet_runtime.server import peer_server_options
 from duplet_wire.streams import CODECS
 
 WINDOW_ROWS = 32
 PAUSE_S = 0.0005
 STAMP_BYTES = 8
-STAMPS = (1,) * (len(POINTS) - 5)
+STAMPS = (1,) * len(STAMPED)
 """Prefill's, kvproxy's and decode's."""
 
 

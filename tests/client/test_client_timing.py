@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplet_client.timing import Segment, StreamTiming, make_timeline
+from duplet_client.timing import Beside, Segment, StreamTiming, make_timeline
 from duplet_core.timeline import POINTS, SEGMENTS
 
 NS = 1_000_000_000
@@ -44,19 +45,48 @@ def test_whole_timeline_has_every_segment() -> None:
     segments = timeline.segments()
     assert [segment.name for segment in segments] == list(SEGMENTS)
     assert segments[0] == Segment("to lb", 5)
-    assert segments[1] == Segment("lb admission", 10)
-    assert segments[-1] == Segment("to client", 100)
+    assert segments[1] == Segment("lb check", 10)
+    assert segments[-1] == Segment("to client", 40)
 
 
 def test_a_missing_point_widens_the_segment_after_it() -> None:
-    timeline = make_timeline(
-        0, [("lb_received", 1), ("prefill_computed", 7), ("lb_finished", 9)], 12
-    )
+    timeline = make_timeline(0, [("lb_received", 1), ("prefill_drawn", 7), ("lb_finished", 9)], 12)
     assert timeline.segments() == (
         Segment("to lb", 1),
-        Segment("prefill compute", 6),
+        Segment("first row", 6),
         Segment("back to lb", 2),
         Segment("to client", 3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "names"),
+    [
+        ([], ["until it ended"]),
+        ([("lb_received", 10), ("lb_finished", 15)], ["to lb", "until it ended", "to client"]),
+        (
+            [("lb_received", 10), ("lb_checked", 11), ("lb_admitted", 12)],
+            ["to lb", "lb check", "lb queue", "until it ended"],
+        ),
+    ],
+    ids=["no answer", "refused", "cancelled"],
+)
+def test_what_did_not_end_well_says_where_it_was(
+    points: list[tuple[str, int]], names: list[str]
+) -> None:
+    timeline = make_timeline(5, points, 50, finished=False)
+    assert [segment.name for segment in timeline.segments()] == names
+    assert sum(segment.duration_ns for segment in timeline.segments()) == 45
+
+
+def test_spans_beside_the_chain_have_both_ends() -> None:
+    points = [("lb_admitted", 3), ("landed", 20), ("verified", 22), ("lb_finished", 50)]
+    assert make_timeline(0, points, 60).beside() == ()
+    points += [("decode_admitted", 5), ("lb_first_row", 25)]
+    assert make_timeline(0, points, 60).beside() == (
+        Beside("decode admission", "decode", 3, 5),
+        Beside("wait for KV", "decode", 5, 20),
+        Beside("first row to lb", "lb", 22, 25),
     )
 
 

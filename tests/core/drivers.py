@@ -155,10 +155,10 @@ class WriterDriver(Driver[WriterMachine]):
         self.copies += pick(effects, StartCopy)
         return effects
 
-    def end_copy(self, result: CopyResult = CopyResult.OK) -> list[Effect]:
+    def end_copy(self, result: CopyResult = CopyResult.OK, *, started_ns: int = 0) -> list[Effect]:
         """The oldest copy ends."""
         copy = self.copies.pop(0)
-        return self.feed(CopyDone(copy.copy, result, "as the test wants", self.now))
+        return self.feed(CopyDone(copy.copy, result, "as the test wants", self.now, started_ns))
 
 
 class FrontDriver(Driver[FrontMachine]):

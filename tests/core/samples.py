@@ -129,7 +129,7 @@ def chunk(seq: int, rows: int = 6) -> engine.ChunkDone:
 def last_chunk(seq: int, *, stopped: bool = False, after_first: bool = False) -> engine.ChunkDone:
     """The last chunk: of the whole prompt, or of the rest after `chunk`."""
     digests = DIGESTS[1:] if after_first else DIGESTS
-    return engine.ChunkDone(seq, PROMPT_ROWS, digests, ROW, stopped, 12, 13)
+    return engine.ChunkDone(seq, PROMPT_ROWS, digests, ROW, stopped, 12, 15, 13, 14)
 
 
 def sent(effects: Iterable[Effect], peer: Role) -> list[Message]:

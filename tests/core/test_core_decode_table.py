@@ -228,7 +228,8 @@ def test_what_the_transitions_say() -> None:
     assert type(rows).__name__ == "StepRows", "rows leave before the end"
     now = decode.now
     stamps = (*HANDOFF.stamps, now, now, 31, 41)
-    assert finished == Finished("r1", T1, False, 3, 1, stamps)
+    told = Finished("r1", T1, False, 3, 1, stamps, admitted_ns=1_000, step_gaps_ns=(10,))
+    assert finished == told
     decode.say(engine.Stopped(1, None))
     assert decode.pages(PageState.FREE) == 16
 

@@ -236,10 +236,11 @@ def test_a_prompt_goes_on_as_a_stream_in_the_same_pages() -> None:
     ]
     landed_ns = driver.now
     effects = driver.say(engine.StepDone(1, (2,), ROW, ((2, False),), 20, 21))
-    stamps = (1_000, 12, 13, 13, landed_ns, landed_ns, 21, 21)
+    computed = (1_000, 1_000, 12, 13, 14, 15)
+    stamps = (*computed, 15, 15, 15, landed_ns, landed_ns, 21, 21)
     assert sent(effects, Role.DECODE) == [
         StepRows(1, (2,), ROW),
-        Finished("r1", T1, False, 2, 0, stamps),
+        Finished("r1", T1, False, 2, 0, stamps, admitted_ns=1_000),
     ]
     driver.say(engine.Stopped(2, None))
     assert driver.stays.by_transfer == {}
@@ -256,7 +257,7 @@ def test_the_halves_come_in_either_order() -> None:
 def test_a_stop_row_at_once_frees_the_pages() -> None:
     driver = in_state(State.COMPUTING)
     effects = driver.say(last_chunk(1, stopped=True))
-    assert sent(effects, Role.PREFILL) == [StoppedAtOnce("r1", T1, (1_000, 12, 13))]
+    assert sent(effects, Role.PREFILL) == [StoppedAtOnce("r1", T1, (1_000, 1_000, 12, 13, 14, 15))]
     assert sent(effects, Role.DECODE) == []
     assert driver.stays.by_transfer == {}
     for door in DOORS:

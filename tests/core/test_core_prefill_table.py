@@ -215,7 +215,7 @@ def test_parts_leave_as_they_are_computed() -> None:
     driver.now += 100
     # Six rows end in the middle of a page, which therefore travels twice.
     assert sent(driver.say(chunk(1)), Role.KVPROXY) == [Move(T1, 0, 6, (0, 1))]
-    handoff = Handoff(ROW, DIGESTS, (received_ns, 12, 13))
+    handoff = Handoff(ROW, DIGESTS, (received_ns, received_ns, 12, 13, 14, 15))
     effects = driver.say(last_chunk(1, after_first=True))
     assert sent(effects, Role.KVPROXY) == [Move(T1, 6, 4, (1, 2), handoff)]
     assert driver.free_pages == 5
@@ -228,7 +228,9 @@ def test_a_stop_row_at_once_moves_nothing_more(moved: bool) -> None:
     driver = in_state(State.COMPUTING, moved=moved)
     effects = driver.say(last_chunk(SEQ, stopped=True, after_first=moved))
     assert sent(effects, Role.KVPROXY) == []
-    assert sent(effects, Role.LB) == [StoppedAtOnce("r1", T1, (driver.now, 12, 13))]
+    assert sent(effects, Role.LB) == [
+        StoppedAtOnce("r1", T1, (driver.now, driver.now, 12, 13, 14, 15))
+    ]
     effects = driver.hear(Role.LB, End("r1", T1, None))
     assert sent(effects, Role.KVPROXY) == ([Drop(T1)] if moved else [])
     if moved:

@@ -9,6 +9,7 @@ import pytest
 from duplet_core.effects import Cancel, Submit
 from duplet_core.errors import Reason
 from duplet_core.ids import Role, TransferId
+from duplet_core.timeline import STAMPED
 from tests.core.loop import DIALED, Loop
 from tests.core.samples import MAX_ROWS, ROW, SAMPLING, SECOND
 
@@ -51,7 +52,9 @@ def test_one_request_from_prompt_to_rows_and_every_page_is_free(late_copies: boo
     assert_served(loop, transfer)
     finished = loop.ended[transfer].finished
     assert finished is not None
-    assert len(finished.stamps) == 8, "prefill's three, moved, and decode's four"
+    assert len(finished.stamps) == len(STAMPED)
+    assert finished.admitted_ns > 0
+    assert len(finished.step_gaps_ns) == MAX_ROWS - 2
     assert loop.leftovers() == []
 
 

@@ -214,11 +214,13 @@ def test_parts_are_copied_and_land_when_the_last_copy_is_done() -> None:
     assert pick(effects, StartCopy) == [
         StartCopy(2, T1, PREFILL1, (6, 7), DECODE1, (4, 2), 6, 4),
     ]
+    handed_ns = writer.now
+    writer.now += 1
     assert sent(writer.end_copy(), Role.DECODE) == []
     writer.now = 7_777
-    effects = writer.end_copy()
+    effects = writer.end_copy(started_ns=7_000)
     assert sent(effects, Role.PREFILL) == [SourceReleased(T1, landed=True)]
-    moved = replace(HANDOFF, stamps=(*HANDOFF.stamps, 7_777))
+    moved = replace(HANDOFF, stamps=(*HANDOFF.stamps, handed_ns, 7_000, 7_777))
     assert sent(effects, Role.DECODE) == [Landed(T1, PROMPT_ROWS, moved)]
 
 

@@ -284,7 +284,7 @@ async def live_unit(
             assert await unit.supervisor.wait_ready(), unit.describe_failure()
             await unit.wait_serving()
             yield unit
-            assert unit.complaints() == []
+            assert not unit.complaints(), unit.complaints()[0][:3000]
         finally:
             unit.supervisor.drain()
             clean = await running

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from duplet_core.errors import InvariantError
-from duplet_runtime.metrics import MAX_COUNTERS, MAX_HISTOGRAMS, Metrics
+from duplet_runtime.metrics import MAX_SERIES, Metrics
 
 
 def free_port() -> int:
@@ -52,11 +52,30 @@ def test_times_land_in_the_bucket_that_holds_them() -> None:
 
 def test_names_made_of_data_are_a_bug() -> None:
     metrics = Metrics("lb")
-    for number in range(MAX_COUNTERS):
+    for number in range(MAX_SERIES):
+        metrics.counter("labelled", "By number", {"number": str(number)})
+        metrics.observe(f"n{number}_seconds", 0.001)
+    for number in range(MAX_SERIES - 1):
         metrics.count(f"n{number}")
+    metrics.count("n0")
     with pytest.raises(InvariantError):
         metrics.count("one_more")
-    for number in range(MAX_HISTOGRAMS):
-        metrics.observe(f"n{number}_seconds", 0.001)
     with pytest.raises(InvariantError):
         metrics.observe("one_more_seconds", 0.001)
+    with pytest.raises(InvariantError):
+        metrics.counter("labelled", "By number", {"number": "one more"})
+    with pytest.raises(InvariantError, match="has the labels"):
+        metrics.counter("n0", "n0", {"number": "1"})
+
+
+def test_series_of_one_name_are_told_apart_by_their_labels() -> None:
+    metrics = Metrics("lb")
+    for outcome, count in (("STOP", 2), ("DEADLINE", 3)):
+        metrics.counter("ended", "By outcome", {"outcome": outcome}).add(count)
+    metrics.histogram("wait_seconds", "Of what", (1.0, 2.0), {"of": "a"}).observe(1.5)
+    metrics.histogram("wait_seconds", "Of what", (1.0, 2.0), {"of": "b"})
+    read = metrics.registry.get_sample_value
+    assert read("duplet_lb_ended_total", {"outcome": "STOP"}) == 2
+    assert read("duplet_lb_ended_total", {"outcome": "DEADLINE"}) == 3
+    assert read("duplet_lb_wait_seconds_bucket", {"of": "a", "le": "2.0"}) == 1
+    assert read("duplet_lb_wait_seconds_count", {"of": "b"}) == 0

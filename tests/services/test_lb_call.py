@@ -14,6 +14,9 @@ from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import TransferId
 from duplet_core.messages import Finished
 from duplet_lb.call import WRITE_MARGIN_NS, Call, Wish
+from duplet_lb.meter import Meters, StreamMeter
+from duplet_lb.times import CallTimes
+from duplet_runtime.metrics import Metrics
 
 T = TransferId("t")
 ROW = 4
@@ -24,7 +27,9 @@ SLOW = Ended(T, Reason.SLOW_READER)
 
 def call(first_rows: int = 1, rows_per_message: int = 1, time_s: float = 60.0) -> Call:
     deadline_ns = time.monotonic_ns() + round(time_s * 1e9)
-    made = Call(T, ROW, Wish(first_rows, rows_per_message), UNREAD, deadline_ns)
+    wish = Wish(first_rows, rows_per_message)
+    meter = StreamMeter(Meters(Metrics("lb")))
+    made = Call(T, ROW, wish, UNREAD, deadline_ns, CallTimes(1), meter)
     made.started = True
     return made
 

@@ -196,7 +196,7 @@ def test_generate_json_feeds_waterfall(lb: Lb, tmp_path: Path) -> None:
 def test_waterfall_sends_a_request_of_its_own(lb: Lb) -> None:
     done = lb.duplet("waterfall", "--max-rows", "9")
     assert done.exit_code == 0, done.stderr
-    assert "prefill compute" in done.stdout
+    assert "prefill chunks" in done.stdout
     assert lb.speech.requests[0].max_rows == 9
 
 

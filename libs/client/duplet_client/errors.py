@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
@@ -22,6 +24,7 @@ class GenerateError(Exception):
         reason: str,
         detail: str,
         retry_after_s: float | None = None,
+        points_ns: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(f"{reason or code.name}: {detail}")
         self.code = code
@@ -31,18 +34,23 @@ class GenerateError(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         """How long to wait before another try; None where the unit does not say."""
+        self.points_ns = dict(points_ns or {})
+        """Points of the request's timeline that lb knew when it failed."""
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> GenerateError:
     """Read the ErrorInfo and RetryInfo that a status carries."""
     reason, retry_after_s = "", None
+    points_ns: dict[str, int] = {}
     for detail in _read_details(error):
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):
             reason = info.reason
+            told = info.metadata.items()
+            points_ns = {name: int(at_ns) for name, at_ns in told if at_ns.isdecimal()}
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return GenerateError(error.code(), reason, error.details() or "", retry_after_s)
+    return GenerateError(error.code(), reason, error.details() or "", retry_after_s, points_ns)
 
 
 def broken_stream(detail: str) -> GenerateError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +17,7 @@ from duplet.speech.v1 import speech_pb2 as pb
 from duplet_client.errors import GenerateError, broken_stream, from_rpc_error
 from duplet_client.events import Event, Finished, FinishReason, Rows, Started, Usage
 from duplet_client.options import MESSAGE_BYTES
-from duplet_client.timing import StreamTiming, make_timeline
+from duplet_client.timing import StreamTiming, Timeline, make_timeline
 from duplet_core.errors import InvalidInput, Reason
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def encode_sampling(options: SamplingOptions) -> pb.Sampling:
         InvalidInput: INVALID_SAMPLING; a value has the wrong type or cannot be sent at all.
     """
     sampling = pb.Sampling()
-    for field in ("temperature", "top_p", "top_k", "repetition_window", "seed"):
-        value = getattr(options, field)
+    for name in ("temperature", "top_p", "top_k", "repetition_window", "seed"):
+        value = getattr(options, name)
         if value is not None:
-            set_field(sampling, field, value, Reason.INVALID_SAMPLING, f"sampling.{field}")
+            set_field(sampling, name, value, Reason.INVALID_SAMPLING, f"sampling.{name}")
     return sampling
 
 
@@ -67,6 +67,15 @@ def set_field(
         setattr(message, field, value)
     except (TypeError, ValueError, UnicodeError) as error:
         raise InvalidInput(reason, f"{name}: {value!r} cannot be sent: {error}") from error
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a request's answer has said about its time."""
+
+    points: list[tuple[str, int]] = field(default_factory=list)
+    timeline: Timeline | None = None
+    """Of Finished."""
 
 
 class Generation:
@@ -92,8 +101,19 @@ class Generation:
             )
         self.timing = StreamTiming()
         """Filled while events are read."""
+        self._told = _Told()
         # The reader does not hold this object, so that dropping it ends the reader.
-        self._events = _read_events(stub, request, timeout_s, self.timing, running)
+        self._events = _read_events(stub, request, timeout_s, self.timing, self._told, running)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Where its time went, as far as it was told; None before its end, however it ends."""
+        timing, told = self.timing, self._told
+        if told.timeline is not None:
+            return told.timeline
+        if timing.sent_ns is None or timing.ended_ns is None:
+            return None
+        return make_timeline(timing.sent_ns, told.points, timing.ended_ns, finished=False)
 
     def __aiter__(self) -> Self:
         return self
@@ -127,6 +147,7 @@ async def _read_events(
     request: pb.GenerateRequest,
     timeout_s: float,
     timing: StreamTiming,
+    told: _Told,
     running: set[grpc.aio.Call],
 ) -> AsyncGenerator[Event, None]:
     """Make the call and read it to its end. Owns the call."""
@@ -149,13 +170,18 @@ async def _read_events(
                     )
                 timing.note_rows(len(event.rows), now_ns)
             elif isinstance(event, Finished):
-                timing.finished_ns = now_ns
+                timing.finished_ns = timing.ended_ns = now_ns
+                told.timeline = event.timeline
                 finished = True
+            else:
+                told.points += [(point.name, point.at_ns) for point in response.started.timeline]
             yield event
         if not finished:
             raise broken_stream("the stream ended without Finished")
     except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from error
+        failure = from_rpc_error(error)
+        told.points += failure.points_ns.items()
+        raise failure from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -165,6 +191,8 @@ async def _read_events(
             grpc.StatusCode.CANCELLED, Reason.CANCELLED.value, "the client was closed"
         ) from error
     finally:
+        if timing.ended_ns is None:
+            timing.ended_ns = time.monotonic_ns()
         running.discard(call)
         call.cancel()
 
@@ -197,6 +225,9 @@ def _decode_finished(finished: pb.Finished, sent_ns: int, now_ns: int) -> Finish
             kv_checks=usage.kv_checks,
         ),
         timeline=make_timeline(
-            sent_ns, [(point.name, point.at_ns) for point in finished.timeline], now_ns
+            sent_ns,
+            [(point.name, point.at_ns) for point in finished.timeline],
+            now_ns,
+            step_gaps_ns=tuple(finished.step_gaps_ns),
         ),
     )

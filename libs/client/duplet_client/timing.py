@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duplet_core.timeline import POINTS, SEGMENTS
-
-AUDIO_ROWS = 9
-"""Rows after which audio can start."""
+from duplet_core.playback import AUDIO_ROWS
+from duplet_core.timeline import BESIDE, BESIDE_SPANS, CUT, NETWORK, POINTS, SEGMENTS, SERVICES
 
 _NS = 1e9
 
@@ -21,6 +19,8 @@ class StreamTiming:
         self.audio_ns: int | None = None
         self.last_row_ns: int | None = None
         self.finished_ns: int | None = None
+        self.ended_ns: int | None = None
+        """When the stream was over for the reader: finished, failed or left."""
         self.rows = 0
         self._rows_in_first_message = 0
 
@@ -68,8 +68,23 @@ class Segment:
     """A stretch of a request's way."""
 
     name: str
-    """One of `duplet_core.timeline.SEGMENTS`, or 'network'."""
+    """One of `duplet_core.timeline.SEGMENTS`, its `CUT`, or its `NETWORK`."""
     duration_ns: int
+
+    @property
+    def service(self) -> str:
+        """Whose time it is."""
+        return SERVICES[SEGMENTS.index(self.name)] if self.name in SEGMENTS else "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A span that overlaps the segments and is not part of their sum."""
+
+    name: str
+    service: str
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,12 @@ class Timeline:
     unit_points: tuple[tuple[str, int], ...]
     """(name, ns of the unit's clock) in the order of `duplet_core.timeline.POINTS`."""
     client_finished_ns: int
+    finished: bool = True
+    """It ended well. Of others only what was told is known, and their last segment is CUT."""
+    beside_points: tuple[tuple[str, int], ...] = ()
+    """(name, ns) of `duplet_core.timeline.BESIDE`, as far as known."""
+    step_gaps_ns: tuple[int, ...] = ()
+    """From each decode step's end to the next; the first step ended at `first_step`."""
 
     @property
     def total_ns(self) -> int:
@@ -116,19 +137,40 @@ class Timeline:
         """
         points = self.points
         found = [
-            Segment(SEGMENTS[POINTS.index(name) - 1], at_ns - points[i][1])
+            Segment(self._ending_at(name, i), at_ns - points[i][1])
             for i, (name, at_ns) in enumerate(points[1:])
         ]
         if not self.shares_clock:
             rest_ns = self.total_ns - sum(segment.duration_ns for segment in found)
-            found.append(Segment("network", rest_ns))
+            found.append(Segment(NETWORK if self.unit_points else CUT, rest_ns))
         return tuple(found)
+
+    def _ending_at(self, name: str, before: int) -> str:
+        """Name of the segment from the point numbered `before` to `name`."""
+        index = POINTS.index(name)
+        cut = not self.finished and self.points[before][0] != POINTS[index - 1]
+        return CUT if cut else SEGMENTS[index - 1]
+
+    def beside(self) -> tuple[Beside, ...]:
+        """What happened at the same time, as far as both ends are known."""
+        at_ns = dict((*self.unit_points, *self.beside_points))
+        return tuple(
+            Beside(name, service, at_ns[first], at_ns[last])
+            for name, first, last, service in BESIDE_SPANS
+            if first in at_ns and last in at_ns
+        )
 
 
 def make_timeline(
-    client_sent_ns: int, unit_points: list[tuple[str, int]], client_finished_ns: int
+    client_sent_ns: int,
+    unit_points: list[tuple[str, int]],
+    client_finished_ns: int,
+    *,
+    finished: bool = True,
+    step_gaps_ns: tuple[int, ...] = (),
 ) -> Timeline:
     """Order the unit's points; names that this client does not know are left out."""
-    known = {name: at_ns for name, at_ns in unit_points if name in POINTS[1:-1]}
-    ordered = tuple((name, known[name]) for name in POINTS if name in known)
-    return Timeline(client_sent_ns, ordered, client_finished_ns)
+    told = dict(unit_points)
+    chain = tuple((name, told[name]) for name in POINTS[1:-1] if name in told)
+    beside = tuple((name, told[name]) for name in BESIDE if name in told)
+    return Timeline(client_sent_ns, chain, client_finished_ns, finished, beside, step_gaps_ns)

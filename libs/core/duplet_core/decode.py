@@ -93,7 +93,7 @@ class DecodeMachine(Machine):
             assert writer is not None
             pages = self.transfers.ledger.grant(admit.transfer, count, writer.instance)
             if pages is not None:
-                self.transfers.grant(key, admit, writer.instance, pages)
+                self.transfers.grant(key, admit, writer.instance, pages, now)
                 return
             refusal = (Reason.OVERLOADED, f"{count} pages needed, fewer are free")
         if refusal[0] is not Reason.DRAINING:
@@ -193,8 +193,7 @@ class DecodeMachine(Machine):
             assert t is not None
             if t.state is State.RUNNING:
                 t.report.output_rows += 1
-                if t.report.first_step_ns is None:
-                    t.report.first_step_ns = done.done_ns
+                t.report.step_ends_ns.append(done.done_ns)
                 if lb is not None and t.key.lb == lb.instance:
                     live.append(index)
         if lb is not None and live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from operator import sub
 
 from duplet_core.engine import StepDone
 from duplet_core.ids import InstanceId, RequestKey, TransferId
@@ -71,21 +72,29 @@ class DecodeConfig:
 
 @dataclass(slots=True)
 class Report:
-    """A stream's usage and times, in the order of `duplet_core.timeline.POINTS`."""
+    """A stream's usage and times, in the order of `duplet_core.timeline.STAMPED`."""
 
     stamps: tuple[int, ...] = ()
     output_rows: int = 0
     cached_rows: int = 0
     kv_checks: int = 1
     """Checks of the prompt's KV before the first step."""
-    first_step_ns: int | None = None
+    admitted_ns: int = 0
+    step_ends_ns: list[int] = field(default_factory=list)
+    """Of each step with a row of the stream."""
 
     def finished(self, request_id: str, transfer: TransferId, stop: bool, done_ns: int) -> Finished:
         """The stream's end, with every stamp up to its last step at `done_ns`."""
-        first = done_ns if self.first_step_ns is None else self.first_step_ns
-        stamps = (*self.stamps, first, done_ns)
+        ends_ns = self.step_ends_ns
+        if not ends_ns or stop:
+            ends_ns = [*ends_ns, done_ns]  # this step has no row of it
+        stamps = (*self.stamps, ends_ns[0], done_ns)
         usage = (self.output_rows, self.kv_checks)
-        return Finished(request_id, transfer, stop, *usage, stamps, self.cached_rows)
+        gaps_ns = tuple(map(sub, ends_ns[1:], ends_ns))
+        return Finished(
+            *(request_id, transfer, stop, *usage, stamps),
+            *(self.cached_rows, self.admitted_ns, gaps_ns),
+        )
 
 
 def pick_rows(done: StepDone, live: list[int]) -> StepRows:

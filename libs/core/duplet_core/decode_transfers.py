@@ -68,12 +68,18 @@ class Transfers:
         self._next_seq = 1
 
     def grant(
-        self, key: RequestKey, admit: Admit, writer: InstanceId, pages: tuple[int, ...]
+        self,
+        key: RequestKey,
+        admit: Admit,
+        writer: InstanceId,
+        pages: tuple[int, ...],
+        now: int,
     ) -> None:
         """Enter a transfer whose pages the ledger has granted to `writer`."""
         t = Transfer(
             key, admit.transfer, writer, admit.prompt_rows, admit.max_rows, admit.sampling, pages
         )
+        t.report.admitted_ns = now
         self.by_transfer[admit.transfer] = t
         self.by_key[key] = t
         prompt_pages = pages[: self.pages_for(admit.prompt_rows)]

@@ -87,6 +87,8 @@ class CopyDone:
     result: CopyResult
     detail: str
     done_ns: int
+    started_ns: int = 0
+    """When it began; 0 where it never did."""
 
 
 # Between lb and its clients `transfer` names the request: an id may be refused as a duplicate of

@@ -93,6 +93,11 @@ class ChunkDone:
     started_ns: int
     """When the sequence's first chunk was launched."""
     done_ns: int
+    """The digests are taken, too."""
+    computed_ns: int = 0
+    """With the last chunk: it was computed."""
+    drawn_ns: int = 0
+    """With the last chunk: the first row was drawn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class DupletError(Exception):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.points_ns: dict[str, int] = {}
+        """Points of the failed request's timeline, where whoever tells the client knows them."""
 
 
 class InvalidInput(DupletError):

@@ -99,6 +99,16 @@ class FrontMachine(Machine):
         """Both peers are up and their specs are equal."""
         return self._ready
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait for credit."""
+        return len(self._queue)
+
+    @property
+    def streaming(self) -> int:
+        """Requests that decode has accepted."""
+        return len(self._by_stream)
+
     # --- clients ------------------------------------------------------------------
 
     def _on_other(self, event: Any, now: int) -> None:

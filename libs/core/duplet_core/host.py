@@ -172,8 +172,7 @@ class HostMachine(Machine):
             assert stay is not None
             if stay.state is State.RUNNING:
                 stay.report.output_rows += 1
-                if stay.report.first_step_ns is None:
-                    stay.report.first_step_ns = done.done_ns
+                stay.report.step_ends_ns.append(done.done_ns)
                 if lb is not None and stay.key.lb == lb.instance:
                     live.append(index)
         if lb is not None and live:

@@ -65,6 +65,7 @@ class Stay:
     prefill: Prefill | None = None
     """None until it came, and again once the engine has the prompt: its copy is enough."""
     received_ns: int = 0
+    handed_ns: int = 0
     reserved: int = 0
     pages: tuple[int, ...] = ()
     """For prompt and longest output, in row order; taken when the engine starts."""

@@ -97,6 +97,7 @@ class Stays:
 
     def _admit(self, stay: Stay, message: Admit, now: int) -> None:
         stay.admit = message
+        stay.report.admitted_ns = now
         stay.reserved = self.pages_for(message.prompt_rows + message.max_rows)
         self.reserved += stay.reserved
         require(self.reserved <= self.config.pages, "no more is reserved than there is")
@@ -120,6 +121,7 @@ class Stays:
         stay.pages = pages
         stay.report.cached_rows = shared * self.config.page_rows
         stay.state = State.COMPUTING
+        stay.handed_ns = now
         self._open_seq(stay, prefill.prompt, stay.report.cached_rows, 0)
         self._out.emit(Count("prompt_rows", prefill.prompt_rows))
         self._out.emit(Count("cached_rows", stay.report.cached_rows))
@@ -135,7 +137,10 @@ class Stays:
         assert message.first_row is not None
         self._part(stay, message, now)
         self._close_seq(stay)
-        times = (stay.received_ns, message.started_ns, message.done_ns)
+        times = (
+            *(stay.received_ns, stay.handed_ns, message.started_ns),
+            *(message.computed_ns, message.drawn_ns, message.done_ns),
+        )
         name = (stay.key.request_id, stay.transfer)
         if message.stopped:
             stopped = StoppedAtOnce(*name, times, stay.report.cached_rows)
@@ -145,7 +150,8 @@ class Stays:
             return
         assert stay.admit is not None
         # Moved as soon as it was computed; landed and checked with this message.
-        stay.report.stamps = (*times, message.done_ns, now, now)
+        moved_ns = message.done_ns
+        stay.report.stamps = (*times, moved_ns, moved_ns, moved_ns, now, now)
         stay.report.output_rows = 1
         stay.state = State.RUNNING
         self._open_seq(stay, message.first_row, stay.admit.prompt_rows, stay.admit.max_rows)

@@ -34,7 +34,7 @@ class Handoff:
     digests: tuple[bytes, ...]
     """16 bytes a prompt page, over the page's valid rows (S10)."""
     stamps: tuple[int, ...]
-    """Prefill's times in ns: see `duplet_core.timeline`."""
+    """Times in ns so far: the beginning of `duplet_core.timeline.STAMPED`."""
     cached_rows: int = 0
     """Prompt rows whose KV came from the prefix cache."""
 
@@ -165,8 +165,12 @@ class Finished:
     output_rows: int
     kv_checks: int
     stamps: tuple[int, ...]
-    """Prefill's, kvproxy's and decode's times in ns: see `duplet_core.timeline`."""
+    """Prefill's, kvproxy's and decode's times in ns: `duplet_core.timeline.STAMPED`."""
     cached_rows: int = 0
+    admitted_ns: int = 0
+    """When decode admitted it."""
+    step_gaps_ns: tuple[int, ...] = ()
+    """From the end of each of the stream's steps to the end of the next."""
 
 
 @dataclass(frozen=True, slots=True)

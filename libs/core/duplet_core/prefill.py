@@ -128,7 +128,7 @@ class PrefillMachine(Machine):
         self.jobs.step_seq(message.seq, what, message, now)
 
     def _settle(self, now: int) -> None:
-        self.jobs.start_queued()
+        self.jobs.start_queued(now)
         if self.draining and not self._drained_told and not self.jobs.by_transfer:
             self._drained_told = True
             self.emit(Drained())

@@ -62,7 +62,7 @@ class Jobs:
         self.by_key[key] = job
         self.queue.append(job)
 
-    def start_queued(self) -> None:
+    def start_queued(self, now: int) -> None:
         """Hand the engine what has pages now, in arrival order. A job whose next page is being
         computed for another one steps aside until then, and keeps its place."""
         aside: list[Job] = []
@@ -73,7 +73,7 @@ class Jobs:
             if match.pending:
                 aside.append(self.queue.popleft())
             elif self._take_pages(job, match):
-                self._start(self.queue.popleft(), match)
+                self._start(self.queue.popleft(), match, now)
             else:
                 break
         self.queue.extendleft(reversed(aside))
@@ -86,8 +86,9 @@ class Jobs:
         job.pages = pages
         return True
 
-    def _start(self, job: Job, match: Match) -> None:
+    def _start(self, job: Job, match: Match, now: int) -> None:
         assert job.prompt is not None
+        job.handed_ns = now
         whole_pages = job.prompt_rows // self.config.page_rows
         self.index.begin(job.transfer, job.prompt, job.pages[:whole_pages])
         job.state = State.COMPUTING
@@ -147,7 +148,10 @@ class Jobs:
         assert message.first_row is not None
         self._keep(job, message)
         self._close_seq(job)
-        stamps = (job.received_ns, message.started_ns, message.done_ns)
+        stamps = (
+            *(job.received_ns, job.handed_ns, message.started_ns),
+            *(message.computed_ns, message.drawn_ns, message.done_ns),
+        )
         if message.stopped:
             job.state = State.HANDED
             self._tell(

@@ -50,6 +50,8 @@ class Job:
     prompt_rows: int
     sampling: Sampling
     received_ns: int
+    handed_ns: int = 0
+    """When the engine got it."""
     state: State = State.QUEUED
     pages: tuple[int, ...] = ()
     seq: int = 0

@@ -101,7 +101,7 @@ class WriterMachine(Machine):
         t = self.transfers.by_id.get(move.transfer)
         if t is None:
             if move.start_row == 0:
-                self.transfers.open_move(move, source)
+                self.transfers.open_move(move, source, now)
             else:
                 self.transfers.release_unknown(move.transfer, source)
             return

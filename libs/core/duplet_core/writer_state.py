@@ -68,6 +68,8 @@ class Transfer:
     source: InstanceId | None = None
     """The prefill that moves; None: no Move yet."""
     next_row: int = 0
+    handed_ns: int = 0
+    """When the last Move came."""
     waiting: deque[Move] = field(default_factory=deque)
     """Moves without a grant; bounded by prefill's pool, for their rows are consecutive."""
     outstanding: set[int] = field(default_factory=set)

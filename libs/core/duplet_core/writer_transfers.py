@@ -72,11 +72,11 @@ class Transfers:
             grant.transfer, State.GRANTED, dest, grant.pages, grant.rows
         )
 
-    def open_move(self, move: Move, source: InstanceId) -> None:
+    def open_move(self, move: Move, source: InstanceId, now: int) -> None:
         """A first Move for a transfer that is not known here."""
         t = Transfer(move.transfer, State.WAITING, source=source)
         self.by_id[move.transfer] = t
-        self._queue(t, move)
+        self._queue(t, move, now)
 
     def release_unknown(self, transfer: TransferId, source: InstanceId) -> None:
         """Answer a prefill about a transfer that is over, or was never known here."""
@@ -122,12 +122,12 @@ class Transfers:
                 return
             self._copy(t, move)
 
-    def _queue(self, t: Transfer, move: Move) -> None:
+    def _queue(self, t: Transfer, move: Move, now: int) -> None:
         t.waiting.append(move)
-        self._advance(t, move)
+        self._advance(t, move, now)
 
     def _wait(self, t: Transfer, message: tuple[Move, InstanceId], now: int) -> None:
-        self._queue(t, message[0])
+        self._queue(t, message[0], now)
 
     def _move(self, t: Transfer, message: tuple[Move, InstanceId], now: int) -> None:
         move, source = message
@@ -136,7 +136,7 @@ class Transfers:
         if not self._pools_fit(t):
             self._end(t, "the pools' pages differ in rows", now)
             return
-        self._advance(t, move)
+        self._advance(t, move, now)
         self._copy(t, move)
 
     def _bad_move(self, t: Transfer, message: tuple[Move, InstanceId], now: int) -> None:
@@ -169,7 +169,10 @@ class Transfers:
             self._end(t, f"{t.next_row} rows moved, {t.rows} granted", now)
             return
         assert t.source is not None
-        handoff = replace(t.handoff, stamps=(*t.handoff.stamps, t.last_copy_ns))
+        # An earlier part's copy may be what ends last.
+        began_ns = max(done.started_ns, t.handed_ns)
+        stamps = (*t.handoff.stamps, t.handed_ns, began_ns, t.last_copy_ns)
+        handoff = replace(t.handoff, stamps=stamps)
         del self.by_id[t.transfer]  # the grant is consumed before anyone is told
         self._remember_landed(t.transfer, t.source)
         self._out.send(Role.PREFILL, SourceReleased(t.transfer, landed=True), only=t.source)
@@ -270,10 +273,11 @@ class Transfers:
 
     # --- what transitions are made of ---------------------------------------------
 
-    def _advance(self, t: Transfer, move: Move) -> None:
+    def _advance(self, t: Transfer, move: Move, now: int) -> None:
         t.next_row = move.start_row + move.count
         if move.handoff is not None:
             t.handoff = move.handoff
+            t.handed_ns = now
 
     def _pools_fit(self, t: Transfer) -> bool:
         assert t.source is not None and t.dest is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
@@ -93,6 +95,7 @@ class Engine:
         sequence.done_rows = start + count
         if sequence.done_rows < sequence.prompt_rows:
             return None
+        sequence.computed_ns = time.monotonic_ns()
         return self._draw_first(hidden[-1:], sequence.start.sampling, sequence.prompt_rows)
 
     def decode_step(self, batch: DecodeBatch) -> tuple[Tensor, Tensor]:

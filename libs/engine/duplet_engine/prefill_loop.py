@@ -67,7 +67,7 @@ class PrefillLoop:
         except InvalidInput as error:
             self._fail(sequence.start.seq, error)
             return
-        self._link.send(self._chunk_done(sequence, first, row))
+        self._link.send(self._chunk_done(sequence, first, row, time.monotonic_ns()))
         if row is None:
             self._turns.append(sequence)
 
@@ -103,7 +103,9 @@ class PrefillLoop:
         self._link.send(SeqFailed(seq, error.detail))
         self._link.send(Stopped(seq, kv_ok=None))
 
-    def _chunk_done(self, sequence: PrefillSequence, first: int, row: Tensor | None) -> ChunkDone:
+    def _chunk_done(
+        self, sequence: PrefillSequence, first: int, row: Tensor | None, drawn_ns: int
+    ) -> ChunkDone:
         """Report rows [first, done_rows) with digests of the pages that are complete now."""
         done, page_rows = sequence.done_rows, self._engine.config.page_rows
         from_page = first // page_rows
@@ -121,4 +123,6 @@ class PrefillLoop:
             stopped=row is not None and int(row[0]) == self._engine.model_config.stop_id,
             started_ns=sequence.started_ns,
             done_ns=time.monotonic_ns(),
+            computed_ns=sequence.computed_ns or drawn_ns,
+            drawn_ns=drawn_ns,
         )

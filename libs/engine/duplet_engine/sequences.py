@@ -66,6 +66,8 @@ class PrefillSequence:
     done_rows: int
     """Rows whose KV is in the pool."""
     started_ns: int = 0
+    computed_ns: int = 0
+    """When its last chunk was computed, where the engine can tell that from the draw."""
 
     @property
     def prompt_rows(self) -> int:

@@ -77,9 +77,11 @@ def status_proto(error: DupletError) -> status_pb2.Status:
     """The error as google.rpc.Status: one ErrorInfo, RetryInfo where waiting helps, and
     BadRequest where the caller's input is at fault and the detail begins with "field: "."""
     detail = error.detail[:DETAIL_CHARS]
-    details: list[Proto] = [
-        error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN)
-    ]
+    points = {name: str(at_ns) for name, at_ns in error.points_ns.items()}
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason.value, domain=ERROR_DOMAIN, metadata=points
+    )
+    details: list[Proto] = [info]
     if error.reason in RETRYABLE:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(RETRY_DELAY_MS)

@@ -209,8 +209,8 @@ def grant_twice(stack: ExitStack) -> None:
         if t.transfer not in self.by_id:
             used[id(self)] = (Grant(t.transfer, t.dest_pages, t.rows), t.dest)
 
-    def again(self: Any, move: Any, source: Any) -> None:
-        open_move(self, move, source)
+    def again(self: Any, move: Any, source: Any, now: int) -> None:
+        open_move(self, move, source, now)
         grant = used.pop(id(self), None)
         if grant is not None and grant[1] == self._out.instance_of(Role.DECODE):
             self.step(self.by_id[move.transfer], WriterInput.GRANT, grant, 0)
@@ -229,7 +229,7 @@ def any_row(stack: ExitStack) -> None:
     def lax(self: Any, move: Any, now: int) -> None:
         t = self.transfers.by_id.get(move.transfer)
         if t is None:
-            self.transfers.open_move(move, self._speaker(Role.PREFILL))
+            self.transfers.open_move(move, self._speaker(Role.PREFILL), now)
             return
         t.next_row = move.start_row
         take(self, move, now)
@@ -243,8 +243,8 @@ def any_row(stack: ExitStack) -> None:
 def before_grant(stack: ExitStack) -> None:
     open_move = Writer.open_move
 
-    def eager(self: Any, move: Any, source: Any) -> None:
-        open_move(self, move, source)
+    def eager(self: Any, move: Any, source: Any, now: int) -> None:
+        open_move(self, move, source, now)
         decode = self._out.instance_of(Role.DECODE)
         if decode is not None:
             t = self.by_id[move.transfer]
@@ -322,12 +322,12 @@ def source_free(stack: ExitStack) -> None:
 def overtake(stack: ExitStack) -> None:
     start = Jobs.start_queued
 
-    def any_order(self: Any) -> None:
-        start(self)
+    def any_order(self: Any, now: int) -> None:
+        start(self, now)
         for job in list(self.queue)[1:]:
             self.queue.remove(job)
             self.queue.appendleft(job)
-            start(self)
+            start(self, now)
 
     method(stack, Jobs, "start_queued", any_order)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from duplet_core.errors import RemoteProtocolError
 from duplet_core.ids import InstanceId, TransferId
-from duplet_core.timeline import POINTS
+from duplet_core.timeline import STAMPED
 
 DIGEST_BYTES = 16
 MOST_REQUEST_ID_CHARS = 128
@@ -103,6 +103,13 @@ def digests(field: str, data: bytes) -> tuple[bytes, ...]:
 
 def stamps(field: str, times_ns: Sequence[int]) -> tuple[int, ...]:
     """Points of the timeline, ns: no more than there are."""
-    if len(times_ns) > len(POINTS):
-        raise refuse(field, f"{len(times_ns)} stamps, more than the {len(POINTS)} points there are")
+    if len(times_ns) > len(STAMPED):
+        raise refuse(field, f"{len(times_ns)} stamps, more than the {len(STAMPED)} there are")
     return tuple(times_ns)
+
+
+def step_gaps(field: str, gaps_ns: Sequence[int], output_rows: int) -> tuple[int, ...]:
+    """Times between a stream's steps, ns: fewer than it has rows, or as many with a stop row."""
+    if len(gaps_ns) > output_rows:
+        raise refuse(field, f"{len(gaps_ns)} gaps for {output_rows} rows")
+    return tuple(gaps_ns)

@@ -90,6 +90,8 @@ def encode_finished(finished: Finished) -> pb.Finished:
         kv_checks=finished.kv_checks,
         stamps=finished.stamps,
         cached_rows=finished.cached_rows,
+        admitted_ns=finished.admitted_ns,
+        step_gaps_ns=finished.step_gaps_ns,
     )
 
 
@@ -102,6 +104,10 @@ def decode_finished(finished: pb.Finished) -> Finished:
         kv_checks=finished.kv_checks,
         stamps=checks.stamps("finished.stamps", finished.stamps),
         cached_rows=finished.cached_rows,
+        admitted_ns=finished.admitted_ns,
+        step_gaps_ns=checks.step_gaps(
+            "finished.step_gaps_ns", finished.step_gaps_ns, finished.output_rows
+        ),
     )
 
 

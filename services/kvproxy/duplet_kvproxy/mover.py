@@ -74,6 +74,8 @@ class Mover:
         """Copies that wait and are not to begin."""
         self._order = threading.Lock()
         """Of the two above."""
+        self._began_ns: dict[int, int] = {}
+        """When each copy began that has not ended."""
         self._broken = ""
         """Why no copy is started any more; never cleared."""
         self.counts = MoveCounts(Counter())
@@ -152,6 +154,7 @@ class Mover:
         if self._broken:
             return CopyResult.NOT_STARTED, f"the GPU failed before: {self._broken}"
         source, dest = self._pools[copy.source], self._pools[copy.dest]
+        self._began_ns[copy.copy] = time.monotonic_ns()
         try:
             rows = check_copy(
                 source.description,
@@ -209,7 +212,8 @@ class Mover:
         _log.info("mapping closed", instance=instance)
 
     def _tell(self, copy: StartCopy, result: CopyResult, detail: str) -> None:
-        done = CopyDone(copy.copy, result, detail, time.monotonic_ns())
+        began_ns = self._began_ns.pop(copy.copy, 0)
+        done = CopyDone(copy.copy, result, detail, time.monotonic_ns(), began_ns)
         self._loop.call_soon_threadsafe(self._on_done, done)
 
     def _count(self, transport: str, copied_bytes: int) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from duplet_core.effects import Ended
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import TransferId
+from duplet_lb.meter import StreamMeter
+from duplet_lb.times import CallTimes
 
 WRITE_MARGIN_NS = 1_000_000_000
 """A write is given up so long after the request's deadline: the machine, which ends what still
@@ -41,9 +43,12 @@ class Call:
         wish: Wish,
         most_unread: int,
         deadline_ns: int,
+        times: CallTimes,
+        meter: StreamMeter,
     ) -> None:
         self.transfer = transfer
-        self.admitted_ns = 0
+        self.times = times
+        self.meter = meter
         self.started = False
         self.ended: Ended | None = None
         self._row_bytes = row_bytes
@@ -63,7 +68,7 @@ class Call:
 
     def admit(self, now: int) -> None:
         """Admit and Prefill are on their way."""
-        self.admitted_ns = now
+        self.times.admitted_ns = now
         self._changed.set()
 
     def add_rows(self, rows: bytes) -> bool:
@@ -104,7 +109,7 @@ class Call:
         """Wait until something can be written: the start, enough rows, or the end."""
         while not (
             self.ended is not None
-            or (self.admitted_ns and not self.started)
+            or (self.times.admitted_ns and not self.started)
             or (self.started and self._ready())
         ):
             self._changed.clear()

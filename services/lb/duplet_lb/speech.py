@@ -15,9 +15,11 @@ from duplet_core.errors import DupletError, InvalidInput, Reason, Unavailable
 from duplet_core.front import FrontMachine
 from duplet_core.ids import PROTOCOL_VERSION, Role, TransferId
 from duplet_core.messages import Finished
-from duplet_core.timeline import POINTS
+from duplet_core.playback import ROWS_PER_SECOND
 from duplet_lb.call import Call, Wish
+from duplet_lb.meter import Meters, StreamMeter
 from duplet_lb.settings import LbSettings
+from duplet_lb.times import CallTimes, time_points
 from duplet_pages.prompt import check_prompt, check_sampling
 from duplet_pages.spec import ModelSpec
 from duplet_runtime.executor import Executor
@@ -41,18 +43,24 @@ class LbExecutor(Executor):
         self.outcomes: Counter[str] = Counter()
         requests = machine.requests
         self.metrics.gauge("requests", "Requests that have not ended", lambda: len(requests))
+        self.metrics.gauge("queued", "Requests that wait for credit", lambda: machine.queued)
+        self.metrics.gauge("streams", "Requests with rows", lambda: machine.streaming)
+        self.meters = Meters(self.metrics)
 
     def execute_own(self, effect: Effect) -> None:
         if isinstance(effect, Rows):
-            if not self.calls[effect.transfer].add_rows(effect.rows):
+            call = self.calls[effect.transfer]
+            self.meters.note_row(call.meter, call.times, time.monotonic_ns())
+            if not call.add_rows(effect.rows):
                 self.feed(Cancel(effect.transfer, Reason.SLOW_READER))
         elif isinstance(effect, Admitted):
             self.calls[effect.transfer].admit(time.monotonic_ns())
         elif isinstance(effect, Ended):
-            self._count(effect)
+            self.count_end(_outcome(effect))
             self.calls.pop(effect.transfer).end(effect)
         elif isinstance(effect, SpecKnown):
             self.spec = ModelSpec.from_json(effect.spec)
+            self.meters.rows_per_second = self.spec.rows_per_second or ROWS_PER_SECOND
         else:
             super().execute_own(effect)
 
@@ -61,10 +69,10 @@ class LbExecutor(Executor):
         self.service.health.set(OPEN, False, "drained by request")
         self.feed(Drain())
 
-    def _count(self, ended: Ended) -> None:
-        outcome = _outcome(ended)
+    def count_end(self, outcome: str) -> None:
+        """A request ended, or was refused at the door."""
         self.outcomes[outcome] += 1
-        self.metrics.count(f"requests_{outcome.lower()}")
+        self.meters.note_end(outcome)
 
 
 class Speech(speech_pb2_grpc.SpeechServicer):
@@ -78,23 +86,34 @@ class Speech(speech_pb2_grpc.SpeechServicer):
     async def Generate(  # type: ignore[override]
         self, request: speech_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        received_ns = time.monotonic_ns()
-        submit, call = self._prepare(request, context)
+        times = CallTimes(time.monotonic_ns())
+        try:
+            submit, call = self._prepare(request, context, times)
+        except DupletError as error:
+            self._executor.count_end(error.reason)
+            times.finished_ns = time.monotonic_ns()
+            error.points_ns = times.points()
+            raise
         self._executor.calls[call.transfer] = call
         try:
             self._executor.feed(submit)
-            await self._stream(submit, call, received_ns, context)
+            await self._stream(submit, call, context)
         finally:
             if call.ended is None:  # the client left, or the service stops
                 self._executor.feed(Cancel(call.transfer, Reason.CANCELLED))
-            self._log_end(submit, call)
+            self._note_end(submit, call)
 
-    def _log_end(self, submit: Submit, call: Call) -> None:
-        """One line a request; the other services log only what goes wrong with it."""
+    def _note_end(self, submit: Submit, call: Call) -> None:
+        """Metrics, and one line a request; the other services log only what goes wrong with it."""
         ended = call.ended
         if ended is None:
             return  # lb's machine has failed, which ends the service
         finished = ended.finished
+        call.times.finished_ns = call.times.finished_ns or time.monotonic_ns()
+        meters = self._executor.meters
+        meters.note_timeline(call.times, finished)
+        if call.meter.rows:
+            meters.note_stream(call.meter)
         self._service.log.info(
             "request ended",
             request_id=submit.request_id,
@@ -107,7 +126,10 @@ class Speech(speech_pb2_grpc.SpeechServicer):
         )
 
     def _prepare(
-        self, request: speech_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: speech_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+        times: CallTimes,
     ) -> tuple[Submit, Call]:
         """Check everything before anything is spent on the request."""
         spec = self._executor.spec
@@ -147,27 +169,29 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             min(request.first_rows, max_rows) if request.HasField("first_rows") else 1,
             min(request.rows_per_message, max_rows) if request.HasField("rows_per_message") else 1,
         )
-        row_bytes = 4 * spec.columns
-        unread = settings.unread_rows
-        return submit, Call(submit.transfer, row_bytes, wish, unread, submit.deadline_ns)
+        limits = (4 * spec.columns, wish, settings.unread_rows, submit.deadline_ns)
+        times.checked_ns = time.monotonic_ns()
+        return submit, Call(submit.transfer, *limits, times, StreamMeter(self._executor.meters))
 
     async def _stream(
         self,
         submit: Submit,
         call: Call,
-        received_ns: int,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
+        times = call.times
         while True:
             await call.wait()
             if call.ended is not None and call.failed:
-                raise _error(call.ended)
-            if call.admitted_ns and not call.started:
+                raise _error(call)
+            if times.admitted_ns and not call.started:
                 call.started = True
-                waited_s = (call.admitted_ns - received_ns) / 1e9
+                waited_s = (times.admitted_ns - times.received_ns) / 1e9
                 self._executor.metrics.observe("admission_seconds", waited_s)
                 started = speech_pb2.Started(
-                    request_id=submit.request_id, seed=submit.sampling.seed
+                    request_id=submit.request_id,
+                    seed=submit.sampling.seed,
+                    timeline=time_points(times.points()),
                 )
                 # By itself: with a first message that is stuck, no status could follow it.
                 await context.send_initial_metadata(())
@@ -176,7 +200,7 @@ class Speech(speech_pb2_grpc.SpeechServicer):
                 rows = speech_pb2.Rows(first_index=taken[0], rows=taken[1])
                 await call.write(context, speech_pb2.GenerateResponse(rows=rows))
             elif call.ended is not None:
-                finished = _finished(submit, call, received_ns, call.ended)
+                finished = _finished(submit, call)
                 await call.write(context, speech_pb2.GenerateResponse(finished=finished))
                 return
 
@@ -231,13 +255,11 @@ class Speech(speech_pb2_grpc.SpeechServicer):
         return speech_pb2.DrainResponse(live_streams=len(self._executor.machine.requests))
 
 
-def _finished(submit: Submit, call: Call, received_ns: int, ended: Ended) -> speech_pb2.Finished:
+def _finished(submit: Submit, call: Call) -> speech_pb2.Finished:
     """The client's last message."""
-    assert ended.finished is not None
-    finished: Finished = ended.finished
-    stamps = (received_ns, call.admitted_ns, *finished.stamps, time.monotonic_ns())
-    # A request that stopped at once has no points between prefill's and lb's last.
-    names = (*POINTS[1 : len(finished.stamps) + 3], "lb_finished")
+    assert call.ended is not None and call.ended.finished is not None
+    finished: Finished = call.ended.finished
+    call.times.finished_ns = time.monotonic_ns()
     reason = speech_pb2.FINISH_REASON_STOP if finished.stop else speech_pb2.FINISH_REASON_LENGTH
     return speech_pb2.Finished(
         reason=reason,
@@ -247,10 +269,8 @@ def _finished(submit: Submit, call: Call, received_ns: int, ended: Ended) -> spe
             output_rows=finished.output_rows,
             kv_checks=finished.kv_checks,
         ),
-        timeline=[
-            speech_pb2.TimePoint(name=name, at_ns=at_ns)
-            for name, at_ns in zip(names, stamps, strict=True)
-        ],
+        timeline=time_points(call.times.points(finished)),
+        step_gaps_ns=finished.step_gaps_ns,
     )
 
 
@@ -261,10 +281,14 @@ def _outcome(ended: Ended) -> str:
     return "STOP" if ended.finished.stop else "LENGTH"
 
 
-def _error(ended: Ended) -> DupletError:
-    assert ended.reason is not None
+def _error(call: Call) -> DupletError:
+    ended = call.ended
+    assert ended is not None and ended.reason is not None
     kind = InvalidInput if ended.reason in _CLIENT_FAULTS else Unavailable
-    return kind(ended.reason, ended.detail or f"the request ended: {ended.reason}")
+    error = kind(ended.reason, ended.detail or f"the request ended: {ended.reason}")
+    call.times.finished_ns = time.monotonic_ns()
+    error.points_ns = call.times.points()
+    return error
 
 
 def _time_left_s(context: grpc.aio.ServicerContext[Any, Any], longest_s: float) -> float:

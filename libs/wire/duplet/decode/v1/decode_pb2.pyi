@@ -281,6 +281,8 @@ class Finished(_message.Message):
     KV_CHECKS_FIELD_NUMBER: _builtins.int
     STAMPS_FIELD_NUMBER: _builtins.int
     CACHED_ROWS_FIELD_NUMBER: _builtins.int
+    ADMITTED_NS_FIELD_NUMBER: _builtins.int
+    STEP_GAPS_NS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, as lb named it."""
     transfer: _builtins.str
@@ -293,9 +295,17 @@ class Finished(_message.Message):
     """Checks of the KV's digests that were made and passed."""
     cached_rows: _builtins.int
     """Prompt rows whose KV came from the prefix cache."""
+    admitted_ns: _builtins.int
+    """When decode admitted it, ns; 0: not known."""
     @_builtins.property
     def stamps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prefill's, kvproxy's and decode's points of the timeline, ns, in order; at most 13."""
+
+    @_builtins.property
+    def step_gaps_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From the end of each of the stream's steps to the end of the next, ns, in order. The first
+        step's end and the last one's are points of the timeline; no more gaps than output rows.
+        """
 
     def __init__(
         self,
@@ -307,10 +317,12 @@ class Finished(_message.Message):
         kv_checks: _builtins.int = ...,
         stamps: _abc.Iterable[_builtins.int] | None = ...,
         cached_rows: _builtins.int = ...,
+        admitted_ns: _builtins.int = ...,
+        step_gaps_ns: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_rows", b"cached_rows", "kv_checks", b"kv_checks", "output_rows", b"output_rows", "request_id", b"request_id", "stamps", b"stamps", "stop", b"stop", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_ns", b"admitted_ns", "cached_rows", b"cached_rows", "kv_checks", b"kv_checks", "output_rows", b"output_rows", "request_id", b"request_id", "stamps", b"stamps", "step_gaps_ns", b"step_gaps_ns", "stop", b"stop", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

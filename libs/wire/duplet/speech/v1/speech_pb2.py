@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64uplet/speech/v1/speech.proto\x12\x10\x64uplet.speech.v1\"\xa5\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05voice\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.duplet.speech.v1.Sampling\x12\x15\n\x08max_rows\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10rows_per_message\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nfirst_rows\x18\t \x01(\rH\x02\x88\x01\x01\x12\x0f\n\x07sent_ns\x18\n \x01(\x04\x42\x0b\n\t_max_rowsB\x13\n\x11_rows_per_messageB\r\n\x0b_first_rows\"\xc2\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11repetition_window\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x14\n\x12_repetition_windowB\x07\n\x05_seed\"\xa1\x01\n\x10GenerateResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.duplet.speech.v1.StartedH\x00\x12&\n\x04rows\x18\x02 \x01(\x0b\x32\x16.duplet.speech.v1.RowsH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.duplet.speech.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"+\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\")\n\x04Rows\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"\x91\x01\n\x08\x46inished\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.duplet.speech.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.duplet.speech.v1.Usage\x12-\n\x08timeline\x18\x03 \x03(\x0b\x32\x1b.duplet.speech.v1.TimePoint\"Y\n\x05Usage\x12\x13\n\x0bprompt_rows\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_rows\x18\x02 \x01(\r\x12\x13\n\x0boutput_rows\x18\x03 \x01(\r\x12\x11\n\tkv_checks\x18\x04 \x01(\r\"(\n\tTimePoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61t_ns\x18\x02 \x01(\x04\"\x10\n\x0eGetUnitRequest\"\x84\x02\n\x0fGetUnitResponse\x12\x12\n\nmodel_spec\x18\x01 \x01(\t\x12/\n\x08services\x18\x02 \x03(\x0b\x32\x1d.duplet.speech.v1.ServiceInfo\x12/\n\nconditions\x18\x03 \x03(\x0b\x32\x1b.duplet.speech.v1.Condition\x12\x14\n\x0clive_streams\x18\x04 \x01(\r\x12(\n\x06\x63redit\x18\x05 \x01(\x0b\x32\x18.duplet.speech.v1.Credit\x12\x11\n\ttransport\x18\x06 \x01(\t\x12(\n\x06totals\x18\x07 \x01(\x0b\x32\x18.duplet.speech.v1.Totals\"k\n\x0bServiceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x11\n\tconnected\x18\x05 \x01(\x08\"5\n\tCondition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"W\n\x06\x43redit\x12\x13\n\x0btotal_pages\x18\x01 \x01(\x04\x12\x12\n\nfree_pages\x18\x02 \x01(\x04\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x10\n\x08refusing\x18\x04 \x01(\t\"\xbf\x02\n\x06Totals\x12\x11\n\tkv_checks\x18\x01 \x01(\x04\x12\x15\n\rkv_mismatches\x18\x02 \x01(\x04\x12\x38\n\x08requests\x18\x03 \x03(\x0b\x32&.duplet.speech.v1.Totals.RequestsEntry\x12\x32\n\x05pages\x18\x04 \x03(\x0b\x32#.duplet.speech.v1.Totals.PagesEntry\x12\x16\n\x0epending_aborts\x18\x05 \x01(\x04\x12\x15\n\raborts_resent\x18\x06 \x01(\x04\x12\x0f\n\x07writers\x18\x07 \x01(\r\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0clive_streams\x18\x01 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf7\x01\n\x06Speech\x12S\n\x08Generate\x12!.duplet.speech.v1.GenerateRequest\x1a\".duplet.speech.v1.GenerateResponse0\x01\x12N\n\x07GetUnit\x12 .duplet.speech.v1.GetUnitRequest\x1a!.duplet.speech.v1.GetUnitResponse\x12H\n\x05\x44rain\x12\x1e.duplet.speech.v1.DrainRequest\x1a\x1f.duplet.speech.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64uplet/speech/v1/speech.proto\x12\x10\x64uplet.speech.v1\"\xa5\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05voice\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.duplet.speech.v1.Sampling\x12\x15\n\x08max_rows\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10rows_per_message\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nfirst_rows\x18\t \x01(\rH\x02\x88\x01\x01\x12\x0f\n\x07sent_ns\x18\n \x01(\x04\x42\x0b\n\t_max_rowsB\x13\n\x11_rows_per_messageB\r\n\x0b_first_rows\"\xc2\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11repetition_window\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x14\n\x12_repetition_windowB\x07\n\x05_seed\"\xa1\x01\n\x10GenerateResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.duplet.speech.v1.StartedH\x00\x12&\n\x04rows\x18\x02 \x01(\x0b\x32\x16.duplet.speech.v1.RowsH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.duplet.speech.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"Z\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12-\n\x08timeline\x18\x03 \x03(\x0b\x32\x1b.duplet.speech.v1.TimePoint\")\n\x04Rows\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"\xa7\x01\n\x08\x46inished\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.duplet.speech.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.duplet.speech.v1.Usage\x12-\n\x08timeline\x18\x03 \x03(\x0b\x32\x1b.duplet.speech.v1.TimePoint\x12\x14\n\x0cstep_gaps_ns\x18\x04 \x03(\x04\"Y\n\x05Usage\x12\x13\n\x0bprompt_rows\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_rows\x18\x02 \x01(\r\x12\x13\n\x0boutput_rows\x18\x03 \x01(\r\x12\x11\n\tkv_checks\x18\x04 \x01(\r\"(\n\tTimePoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61t_ns\x18\x02 \x01(\x04\"\x10\n\x0eGetUnitRequest\"\x84\x02\n\x0fGetUnitResponse\x12\x12\n\nmodel_spec\x18\x01 \x01(\t\x12/\n\x08services\x18\x02 \x03(\x0b\x32\x1d.duplet.speech.v1.ServiceInfo\x12/\n\nconditions\x18\x03 \x03(\x0b\x32\x1b.duplet.speech.v1.Condition\x12\x14\n\x0clive_streams\x18\x04 \x01(\r\x12(\n\x06\x63redit\x18\x05 \x01(\x0b\x32\x18.duplet.speech.v1.Credit\x12\x11\n\ttransport\x18\x06 \x01(\t\x12(\n\x06totals\x18\x07 \x01(\x0b\x32\x18.duplet.speech.v1.Totals\"k\n\x0bServiceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x11\n\tconnected\x18\x05 \x01(\x08\"5\n\tCondition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"W\n\x06\x43redit\x12\x13\n\x0btotal_pages\x18\x01 \x01(\x04\x12\x12\n\nfree_pages\x18\x02 \x01(\x04\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x10\n\x08refusing\x18\x04 \x01(\t\"\xbf\x02\n\x06Totals\x12\x11\n\tkv_checks\x18\x01 \x01(\x04\x12\x15\n\rkv_mismatches\x18\x02 \x01(\x04\x12\x38\n\x08requests\x18\x03 \x03(\x0b\x32&.duplet.speech.v1.Totals.RequestsEntry\x12\x32\n\x05pages\x18\x04 \x03(\x0b\x32#.duplet.speech.v1.Totals.PagesEntry\x12\x16\n\x0epending_aborts\x18\x05 \x01(\x04\x12\x15\n\raborts_resent\x18\x06 \x01(\x04\x12\x0f\n\x07writers\x18\x07 \x01(\r\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0clive_streams\x18\x01 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf7\x01\n\x06Speech\x12S\n\x08Generate\x12!.duplet.speech.v1.GenerateRequest\x1a\".duplet.speech.v1.GenerateResponse0\x01\x12N\n\x07GetUnit\x12 .duplet.speech.v1.GetUnitRequest\x1a!.duplet.speech.v1.GetUnitResponse\x12H\n\x05\x44rain\x12\x1e.duplet.speech.v1.DrainRequest\x1a\x1f.duplet.speech.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOTALS_REQUESTSENTRY']._serialized_options = b'8\001'
   _globals['_TOTALS_PAGESENTRY']._loaded_options = None
   _globals['_TOTALS_PAGESENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1988
-  _globals['_FINISHREASON']._serialized_end=2083
+  _globals['_FINISHREASON']._serialized_start=2057
+  _globals['_FINISHREASON']._serialized_end=2152
   _globals['_GENERATEREQUEST']._serialized_start=52
   _globals['_GENERATEREQUEST']._serialized_end=345
   _globals['_SAMPLING']._serialized_start=348
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_start=545
   _globals['_GENERATERESPONSE']._serialized_end=706
   _globals['_STARTED']._serialized_start=708
-  _globals['_STARTED']._serialized_end=751
-  _globals['_ROWS']._serialized_start=753
-  _globals['_ROWS']._serialized_end=794
-  _globals['_FINISHED']._serialized_start=797
-  _globals['_FINISHED']._serialized_end=942
-  _globals['_USAGE']._serialized_start=944
-  _globals['_USAGE']._serialized_end=1033
-  _globals['_TIMEPOINT']._serialized_start=1035
-  _globals['_TIMEPOINT']._serialized_end=1075
-  _globals['_GETUNITREQUEST']._serialized_start=1077
-  _globals['_GETUNITREQUEST']._serialized_end=1093
-  _globals['_GETUNITRESPONSE']._serialized_start=1096
-  _globals['_GETUNITRESPONSE']._serialized_end=1356
-  _globals['_SERVICEINFO']._serialized_start=1358
-  _globals['_SERVICEINFO']._serialized_end=1465
-  _globals['_CONDITION']._serialized_start=1467
-  _globals['_CONDITION']._serialized_end=1520
-  _globals['_CREDIT']._serialized_start=1522
-  _globals['_CREDIT']._serialized_end=1609
-  _globals['_TOTALS']._serialized_start=1612
-  _globals['_TOTALS']._serialized_end=1931
-  _globals['_TOTALS_REQUESTSENTRY']._serialized_start=1838
-  _globals['_TOTALS_REQUESTSENTRY']._serialized_end=1885
-  _globals['_TOTALS_PAGESENTRY']._serialized_start=1887
-  _globals['_TOTALS_PAGESENTRY']._serialized_end=1931
-  _globals['_DRAINREQUEST']._serialized_start=1933
-  _globals['_DRAINREQUEST']._serialized_end=1947
-  _globals['_DRAINRESPONSE']._serialized_start=1949
-  _globals['_DRAINRESPONSE']._serialized_end=1986
-  _globals['_SPEECH']._serialized_start=2086
-  _globals['_SPEECH']._serialized_end=2333
+  _globals['_STARTED']._serialized_end=798
+  _globals['_ROWS']._serialized_start=800
+  _globals['_ROWS']._serialized_end=841
+  _globals['_FINISHED']._serialized_start=844
+  _globals['_FINISHED']._serialized_end=1011
+  _globals['_USAGE']._serialized_start=1013
+  _globals['_USAGE']._serialized_end=1102
+  _globals['_TIMEPOINT']._serialized_start=1104
+  _globals['_TIMEPOINT']._serialized_end=1144
+  _globals['_GETUNITREQUEST']._serialized_start=1146
+  _globals['_GETUNITREQUEST']._serialized_end=1162
+  _globals['_GETUNITRESPONSE']._serialized_start=1165
+  _globals['_GETUNITRESPONSE']._serialized_end=1425
+  _globals['_SERVICEINFO']._serialized_start=1427
+  _globals['_SERVICEINFO']._serialized_end=1534
+  _globals['_CONDITION']._serialized_start=1536
+  _globals['_CONDITION']._serialized_end=1589
+  _globals['_CREDIT']._serialized_start=1591
+  _globals['_CREDIT']._serialized_end=1678
+  _globals['_TOTALS']._serialized_start=1681
+  _globals['_TOTALS']._serialized_end=2000
+  _globals['_TOTALS_REQUESTSENTRY']._serialized_start=1907
+  _globals['_TOTALS_REQUESTSENTRY']._serialized_end=1954
+  _globals['_TOTALS_PAGESENTRY']._serialized_start=1956
+  _globals['_TOTALS_PAGESENTRY']._serialized_end=2000
+  _globals['_DRAINREQUEST']._serialized_start=2002
+  _globals['_DRAINREQUEST']._serialized_end=2016
+  _globals['_DRAINRESPONSE']._serialized_start=2018
+  _globals['_DRAINRESPONSE']._serialized_end=2055
+  _globals['_SPEECH']._serialized_start=2155
+  _globals['_SPEECH']._serialized_end=2402
 # @@protoc_insertion_point(module_scope)

@@ -237,19 +237,27 @@ class Started(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's id, or the one that lb minted."""
     seed: _builtins.int
     """The seed in use; with the same prompt and sampling it gives the same rows again."""
+    @_builtins.property
+    def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimePoint]:
+        """Times of the request in lb so far: `lb_received`, `lb_checked`, `lb_admitted`. An error has
+        the points that lb knew as `metadata` of its ErrorInfo.
+        """
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         seed: _builtins.int = ...,
+        timeline: _abc.Iterable[Global___TimePoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "seed", b"seed", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,6 +300,7 @@ class Finished(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    STEP_GAPS_NS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     @_builtins.property
@@ -300,7 +309,15 @@ class Finished(_message.Message):
 
     @_builtins.property
     def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimePoint]:
-        """Times of the request in the unit, in order of time, from `lb_received` to `lb_finished`."""
+        """Times of the request in the unit, from `lb_received` to `lb_finished`; then those beside this
+        chain (`decode_admitted`, `lb_first_row`).
+        """
+
+    @_builtins.property
+    def step_gaps_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From the end of each decode step of the request to the end of the next, ns; the first step
+        ended at `first_step`.
+        """
 
     def __init__(
         self,
@@ -308,10 +325,11 @@ class Finished(_message.Message):
         reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         timeline: _abc.Iterable[Global___TimePoint] | None = ...,
+        step_gaps_ns: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "step_gaps_ns", b"step_gaps_ns", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
