@@ -15,6 +15,7 @@ from duplet_core.engine import Ready, Stop, Stopped
 from duplet_core.errors import Reason, Unavailable
 from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.engine_process import EngineProcess
+from duplet_runtime.settings import SettingsError
 
 ENGINE = """
 import argparse, os, sys
@@ -29,8 +30,8 @@ parser.add_argument("--config")
 parser.add_argument("--link-fd", type=int)
 args = parser.parse_args()
 config = EngineConfig.from_json(args.config)
-if config.model == "broken":
-    sys.exit(3)
+if config.model in ("broken", "refused"):
+    sys.exit(3 if config.model == "broken" else 2)
 link = BlockingLink.from_fd(args.link_fd)
 open_fds = len(os.listdir("/proc/self/fd")) - 1
 pool = os.memfd_create("pool")
@@ -93,8 +94,15 @@ async def test_exit_before_ready(start: Any) -> None:
     with pytest.raises(Unavailable) as caught:
         await engine.ready()
     assert caught.value.reason == Reason.ENGINE_FAILED
-    await told.until(lambda r: list(r) == [3])
-    await engine.stop()
+    assert await engine.stop() == 3
+    assert list(told) == [], "whoever waits for Ready has heard it"
+
+
+async def test_an_engine_that_refuses_its_settings_says_so(start: Any) -> None:
+    engine, _ = start("refused")
+    with pytest.raises(SettingsError, match="the engine cannot start with these settings"):
+        await engine.ready()
+    assert await engine.stop() == 2
 
 
 async def test_engine_that_does_not_leave_is_killed(start: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from duplet_core.ids import InstanceId, Role
+from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
 from duplet_runtime import lifeline
 from duplet_runtime.lifeline import LifelineClient, LifelinePeer, LifelineServer
 from duplet_runtime.lifeline_wire import (
@@ -232,7 +232,7 @@ def message(**changes: Any) -> bytes:
     fields: dict[str, Any] = {
         "role": "decode",
         "instance": DECODE,
-        "version": 1,
+        "version": PROTOCOL_VERSION,
         "fds": ["io"],
         "pool": "",
     }
@@ -242,7 +242,7 @@ def message(**changes: Any) -> bytes:
 BAD: dict[str, tuple[bytes, list[str]]] = {
     "junk": (b"\xff{", ["pidfd"]),
     "too long": (b"x" * (MESSAGE_BYTES + 1), ["pidfd"]),
-    "wrong version": (message(version=2), ["pidfd"]),
+    "wrong version": (message(version=PROTOCOL_VERSION + 1), ["pidfd"]),
     "unknown role": (message(role="cook"), ["pidfd"]),
     "missing descriptor": (message(fds=["io", "engine"]), ["pidfd"]),
     "no descriptor": (message(), []),

@@ -23,7 +23,7 @@ from duplet_core.errors import InvariantError
 from duplet_core.ids import Role
 from duplet_runtime.server import create_server, peer_server_options, running_server
 from duplet_runtime.service import run_service
-from duplet_runtime.settings import ServiceSettings, load_settings_or_exit
+from duplet_runtime.settings import ServiceSettings, SettingsError, load_settings_or_exit
 
 class Settings(ServiceSettings):
     role: ClassVar[Role] = Role.PREFILL
@@ -59,6 +59,8 @@ async def work(service):
         asyncio.get_running_loop().call_soon(broken)
     if kind == "invariant in main":
         broken()
+    if kind == "settings":
+        raise SettingsError("metrics_port: taken")
     print("up", service.health.ok("ready"), flush=True)
     await service.draining.wait()
     print("draining", service.health.ok("ready"), flush=True)
@@ -145,6 +147,15 @@ def test_any_exception_is_fatal(
         _, err = process.communicate()
     assert process.returncode == code
     assert detail in next(entry for entry in lines(err) if entry["event"] == event)["exception"]
+
+
+def test_settings_that_turn_out_bad_are_a_line_and_exit_code_2(run_dir: Path) -> None:
+    with start(run_dir, "settings") as process:
+        _, stderr = process.communicate()
+    assert process.returncode == 2
+    *entries, last = stderr.splitlines()
+    assert last == "duplet prefill: metrics_port: taken"
+    assert all(json.loads(entry)["level"] in ("info", "warning") for entry in entries)
 
 
 def test_second_instance_waits_for_the_first(run_dir: Path) -> None:

@@ -314,7 +314,7 @@ def test_no_unit_is_an_error_of_its_own() -> None:
 def test_up_refuses_an_address_that_is_none() -> None:
     done = CliRunner().invoke(app, ["up", "--listen", "here"])
     assert done.exit_code == 2
-    assert "--listen 'here' is not HOST:PORT" in done.stderr
+    assert "--listen: 'here' is not HOST:PORT" in done.stderr
 
 
 def test_version() -> None:

@@ -160,6 +160,16 @@ async def test_gives_up_when_a_service_never_starts(tmp_path: Path) -> None:
     assert supervisor.log_path("bad").read_text() == "no such model\n" * 3
 
 
+async def test_bad_settings_are_told_and_not_tried_again(tmp_path: Path) -> None:
+    body = "import sys; print('{}'); print('duplet one: port: taken', file=sys.stderr); sys.exit(2)"
+    async with supervised(tmp_path, [script(tmp_path, "one", body)]) as (supervisor, story, task):
+        assert not await supervisor.wait_ready()
+        assert not await task
+        assert supervisor.is_hopeless
+        assert supervisor.failure == ("one cannot start with its settings: duplet one: port: taken")
+    assert [event.kind for event in story.events].count("started") == 1
+
+
 async def test_kills_a_stopped_service_that_must_not_be_stopped(tmp_path: Path) -> None:
     services = [script(tmp_path, "writer", watched=True)]
     async with supervised(tmp_path, services) as (supervisor, story, _):

@@ -82,8 +82,19 @@ class Pool:
 
 
 def create_pool(description: PoolDescription) -> Pool:
-    """Make a zeroed pool with its header. The caller owns the returned pool."""
+    """Make a zeroed pool with its header. The caller owns the returned pool.
+
+    Raises:
+        InvalidInput: it is larger than the machine's memory.
+    """
     require(description.handle == "memfd", f"a {description.handle} pool in CPU memory")
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if description.total_bytes > memory_bytes:
+        # The kernel would lend it, and take it back from whoever writes the last page.
+        detail = f"{description.pages} pages are {description.total_bytes} bytes"
+        raise InvalidInput(
+            Reason.INVALID_REQUEST, f"pool_pages: {detail}, the machine has {memory_bytes}"
+        )
     fd = os.memfd_create("duplet-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, description.total_bytes)

@@ -15,6 +15,7 @@ from duplet_core.errors import Reason, Unavailable
 from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.async_link import AsyncLink
 from duplet_runtime.logs import get_logger
+from duplet_runtime.settings import BAD_SETTINGS_EXIT, SettingsError
 
 STOP_LIMIT_S = 5.0
 """How long an engine may take to leave after Shutdown before it is killed."""
@@ -67,8 +68,8 @@ class EngineProcess:
         """Start the process; returns at once.
 
         `on_message` gets everything after Ready. `on_exit(returncode)` is called once when the
-        engine exits by itself: the service must exit too. Not called for the exit that `stop`
-        asks for.
+        engine exits by itself after Ready: the service must exit too. Not called for the exit
+        that `stop` asks for; `ready` raises for one before Ready.
 
         Raises:
             OSError: the process cannot be started.
@@ -88,7 +89,8 @@ class EngineProcess:
         """Wait until the model is loaded and the pool is mapped.
 
         Raises:
-            Unavailable: the engine exited first.
+            SettingsError: the engine cannot start with its settings, and has said why.
+            Unavailable: the engine exited first, otherwise.
         """
         return await asyncio.shield(self._ready)
 
@@ -128,10 +130,14 @@ class EngineProcess:
         _log.info("engine exited", pid=self._child.pid, returncode=code)
         self._exited.set_result(code)
         if not self._ready.done():
-            self._ready.set_exception(
-                Unavailable(Reason.ENGINE_FAILED, f"engine exited with {code} before it was ready")
-            )
+            self._ready.set_exception(_why_not_ready(code))
             # Read by whoever awaits ready(); nobody may.
             self._ready.exception()
-        if not self._stopping:
+        elif not self._stopping:
             self._on_exit(code)
+
+
+def _why_not_ready(code: int) -> Exception:
+    if code == BAD_SETTINGS_EXIT:
+        return SettingsError("the engine cannot start with these settings")
+    return Unavailable(Reason.ENGINE_FAILED, f"engine exited with {code} before it was ready")

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from duplet_core.errors import require
+from duplet_runtime.settings import SettingsError
 
 S = TypeVar("S")
 
@@ -161,10 +162,14 @@ class Metrics:
         """Serve on `port`; 0: not at all.
 
         Raises:
-            OSError: the port is taken.
+            SettingsError: the port is taken.
         """
-        if port:
+        if not port:
+            return
+        try:
             self._http = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise SettingsError(f"metrics_port: {host}:{port}: {error.strerror}") from error
 
     def close(self) -> None:
         """End the HTTP server and its thread."""

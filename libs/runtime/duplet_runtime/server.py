@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from duplet_runtime.health import LIVE, Health
+from duplet_runtime.settings import SettingsError
 from duplet_runtime.status import GuardInterceptor
 
 Options = list[tuple[str, int | str]]
@@ -141,7 +142,7 @@ async def start_server(
         The port of each address, as gRPC chose it (for Unix sockets a number without meaning).
 
     Raises:
-        RuntimeError: an address is taken or malformed.
+        SettingsError: an address is taken or is none of this machine's.
     """
     names = (
         *services,
@@ -151,7 +152,10 @@ async def start_server(
     reflection.enable_server_reflection(names, server)
     ports = []
     for address in addresses:
-        ports.append(server.add_insecure_port(address))
+        try:
+            ports.append(server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise SettingsError(f"cannot listen on {address}: {error}") from error
         if address.startswith("unix:"):
             Path(address.removeprefix("unix:")).chmod(0o600)
     await server.start()

@@ -119,8 +119,9 @@ def run_service(
     """Run a service to its end. `conditions`: names that its health must hear of to be ready.
 
     Returns:
-        The exit code: 0 after a drain, 1 after a failure, 2 for an unusable run directory. A
-        broken invariant does not return: the process exits with 70.
+        The exit code: 0 after a drain, 1 after a failure, 2 when the service cannot start with
+        its settings, also where that shows only now (`main` raised SettingsError): a line says
+        why. A broken invariant does not return: the process exits with 70.
     """
     instance = new_instance()
     configure_logs(settings.role, instance, settings.log_format, settings.log_level)
@@ -153,8 +154,7 @@ async def _run(
                 await main(service)
             service.cancel_spawned()
     except ExceptionGroup as group:
-        _report(group, get_logger(f"duplet.{settings.role}"))
-        return FAILED_EXIT
+        return _report(settings.role, group)
     get_logger(f"duplet.{settings.role}").info("stopped")
     return 0
 
@@ -186,14 +186,20 @@ def _take_loop_error(service: Service[S], context: dict[str, Any]) -> None:
         service.fail(error)
 
 
-def _report(group: BaseExceptionGroup[Any], log: Any) -> None:
+def _report(role: str, group: BaseExceptionGroup[Any]) -> int:
+    """Say what failed. Returns the exit code."""
+    code = BAD_SETTINGS_EXIT
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            _report(error, log)
+            code = min(code, _report(role, error))
         elif isinstance(error, InvariantError):
             _die(error)
+        elif isinstance(error, SettingsError):
+            print_problems(role, error)
         else:
-            log.error("failed", exc_info=error)
+            get_logger(f"duplet.{role}").error("failed", exc_info=error)
+            code = FAILED_EXIT
+    return code
 
 
 def _die(error: InvariantError) -> None:

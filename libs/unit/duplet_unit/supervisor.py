@@ -20,6 +20,9 @@ from pathlib import Path
 
 from duplet_unit.events import Event, OnEvent, describe_exit
 
+COMPLAINT_BYTES = 65_536
+"""A service that cannot start says why within so much of its log."""
+
 IsReady = Callable[[str], Awaitable[bool]]
 """Asks once whether the named service serves; it must end by itself within about a second."""
 
@@ -71,6 +74,8 @@ class _Keeper:
     """It was told to end: it gets no other life."""
     note: str = ""
     """Why the supervisor killed it, if it did."""
+    log_start: int = 0
+    """Where in its log this life begins, in bytes."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """No process runs and none will."""
 
@@ -118,12 +123,18 @@ class Supervisor:
         self._died = asyncio.Event()
         """A process ended since the unit was last seen ready."""
         self._failure: str | None = None
+        self._hopeless = False
         self._killed: list[str] = []
 
     @property
     def failure(self) -> str | None:
         """Why the unit gave up; None while it did not."""
         return self._failure
+
+    @property
+    def is_hopeless(self) -> bool:
+        """The unit gave up because of a service's settings."""
+        return self._hopeless
 
     def pid(self, name: str) -> int | None:
         """The named service's process, None between two lives."""
@@ -194,7 +205,7 @@ class Supervisor:
             steady = keeper.was_ready and time.monotonic() - began >= self._limits.steady_s
             fast_deaths = 1 if steady else fast_deaths + 1
             if not keeper.was_ready and self._is_hopeless(code, fast_deaths):
-                self._give_up(keeper, how, fast_deaths)
+                self._give_up(keeper, code, how, fast_deaths)
             if not self._stopping.is_set():
                 await self._back_off(keeper, fast_deaths)
             if self._stopping.is_set():
@@ -209,6 +220,7 @@ class Supervisor:
         service = keeper.service
         keeper.note = ""
         with self.log_path(service.name).open("ab") as log:
+            keeper.log_start = log.tell()
             keeper.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "duplet_unit.child", str(os.getpid())),
                 *service.argv,
@@ -295,13 +307,23 @@ class Supervisor:
         except TimeoutError:
             pass
 
-    def _give_up(self, keeper: _Keeper, how: str, deaths: int) -> None:
+    def _give_up(self, keeper: _Keeper, code: int, how: str, deaths: int) -> None:
+        name = keeper.service.name
         times = "once" if deaths == 1 else f"{deaths} times"
-        self._failure = (
-            f"{keeper.service.name} ended {times} without becoming ready, last with {how}"
-        )
+        self._failure = f"{name} ended {times} without becoming ready, last with {how}"
+        if code == self._limits.hopeless_code:
+            self._hopeless = True
+            self._failure = f"{name} cannot start with its settings: {self._complaints(keeper)}"
         self._on_event(Event("gave_up", keeper.service.name, how=how, detail=self._failure))
         self.drain()
+
+    def _complaints(self, keeper: _Keeper) -> str:
+        """What the service told the operator in this life: lines that are no log entries."""
+        with self.log_path(keeper.service.name).open("rb") as log:
+            log.seek(keeper.log_start)
+            lines = log.read(COMPLAINT_BYTES).decode(errors="replace").splitlines()
+        told = [line for line in lines if line.startswith("duplet")]
+        return "; ".join(told) or "its log says why"
 
     async def _end_in_stages(self) -> None:
         for number, names in enumerate(self._stages):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from duplet_core.ids import Role
+from duplet_runtime.addresses import check_free, check_listen
 from duplet_runtime.settings import MONOLITH, prepare_run_dir
 from duplet_unit.supervisor import Service
 
@@ -105,18 +106,18 @@ def check_address_is_free(listen: str) -> None:
     """Refuse an address that somebody else answers on: health would then be another's.
 
     Raises:
-        UnitError: `listen` is no HOST:PORT, or cannot be bound.
+        UnitError: `listen` is no address, leaves the port open, or cannot be bound.
     """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UnitError(f"--listen {listen!r} is not HOST:PORT")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), int(port)))
-        except (OSError, OverflowError) as error:
-            raise UnitError(f"cannot listen on {listen}: {error}; use another --listen") from error
+    try:
+        check_listen(listen)
+    except ValueError as error:
+        raise UnitError(f"--listen: {error}") from error
+    if listen.endswith(":0"):
+        raise UnitError(f"--listen: {listen!r}: nobody could know the port")
+    try:
+        check_free(listen)
+    except OSError as error:
+        raise UnitError(f"cannot listen on {listen}: {error}; use another --listen") from error
 
 
 def unit_environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -13,10 +13,12 @@ from pathlib import Path
 from duplet_unit.events import OnEvent
 from duplet_unit.probe import is_serving
 from duplet_unit.report import ConsoleReport, JsonReport, SteadyConsole, follow_logs
+from duplet_unit.settings_check import check_settings
 from duplet_unit.supervisor import Limits, Service, Supervisor
 from duplet_unit.unit import (
     MONOLITH_STAGES,
     STAGES,
+    UnitError,
     check_address_is_free,
     monolith_services,
     owned_run_dir,
@@ -41,7 +43,7 @@ async def run_unit(
         True when every service ended by itself; False when the unit gave up or was killed.
 
     Raises:
-        UnitError, SettingsError: it could not be started here.
+        UnitError, SettingsError: it could not be started here, or not with its settings.
     """
     check_address_is_free(listen)
     with owned_run_dir(run_dir) as folder:
@@ -51,6 +53,7 @@ async def run_unit(
         make_services = monolith_services if monolith else unit_services
         services = make_services(folder, listen, environment)
         names = [service.name for service in services]
+        await check_settings(names, services[0].environment)
         report = (
             JsonReport(sys.stdout) if json_lines else ConsoleReport(SteadyConsole(), names, folder)
         )
@@ -60,9 +63,12 @@ async def run_unit(
         try:
             with signals_to(supervisor.drain, supervisor.kill):
                 async with following(logs):
-                    return await supervisor.run()
+                    clean = await supervisor.run()
         finally:
             report.close()
+    if supervisor.is_hopeless:
+        raise UnitError(supervisor.failure)
+    return clean
 
 
 def make_supervisor(

@@ -36,7 +36,7 @@ from duplet_runtime.lifeline import LifelinePeer, LifelineServer
 from duplet_runtime.peers import Acceptor
 from duplet_runtime.server import create_server, peer_server_options, running_server
 from duplet_runtime.service import Service, run_service
-from duplet_runtime.settings import ServiceSettings, load_settings_or_exit
+from duplet_runtime.settings import ServiceSettings, SettingsError, load_settings_or_exit
 
 CONDITIONS = ("writer", "transport")
 STOP_GRACE_S = 1.0
@@ -171,13 +171,12 @@ def _choose_transports(service: Service[KvproxySettings]) -> Choice:
     """Try what is allowed, before anything is served: it takes GPUs and seconds.
 
     Raises:
-        TransportRefused: nothing works; the log has said what failed and what to do.
+        SettingsError: nothing works; the text says what failed and what to do.
     """
     try:
         return Choice(parse_transports(service.settings.transports))
     except TransportRefused as error:
-        service.log.critical("no transport", detail=error.detail)
-        raise
+        raise SettingsError(error.detail) from error
 
 
 async def serve(service: Service[KvproxySettings]) -> None:

@@ -12,9 +12,10 @@ from duplet_core.front_state import FrontConfig
 from duplet_core.ids import Role
 from duplet_lb.settings import LbSettings
 from duplet_lb.speech import LbExecutor, Speech
+from duplet_runtime.addresses import check_free
 from duplet_runtime.server import create_server, public_server_options, running_server
 from duplet_runtime.service import Service, run_service
-from duplet_runtime.settings import load_settings_or_exit
+from duplet_runtime.settings import SettingsError, load_settings_or_exit
 
 CONDITIONS = ("peer.prefill", "peer.decode", "unit")
 STOP_GRACE_S = 1.0
@@ -26,6 +27,10 @@ async def serve(service: Service[LbSettings]) -> None:
     config = FrontConfig(settings.queue_limit, settings.queue_wait_ms * 1_000_000)
     executor = LbExecutor(service, FrontMachine(service.instance, config))
     executor.metrics.serve(settings.metrics_port)
+    try:
+        check_free(settings.listen)
+    except OSError as error:
+        raise SettingsError(f"listen: {settings.listen}: {error.strerror}") from error
     server = create_server(public_server_options(settings.longest_s), service.health, service.fail)
     speech_pb2_grpc.add_SpeechServicer_to_server(Speech(executor, service), server)
     executor.dial(Role.PREFILL, lambda c: prefill_pb2_grpc.PrefillPeerStub(c).Connect)

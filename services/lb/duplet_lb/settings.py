@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from duplet_core.ids import Role
+from duplet_runtime.addresses import check_listen
 from duplet_runtime.settings import ServiceSettings
 
 
@@ -27,3 +28,8 @@ class LbSettings(ServiceSettings):
     """Rows that wait for a client that does not read; more ends its stream."""
     drain_s: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that running streams get after SIGTERM."""
+
+    @field_validator("listen")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        return check_listen(value)

@@ -1,0 +1,81 @@
+"""`python -m duplet_unit.settings_check SERVICE…`: judge services' settings before any starts.
+
+A process of its own, with the services' environment: it needs their classes of settings, and
+the `duplet` command loads no service. It prints a line a problem and exits with 2, or with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from duplet_runtime.settings import (
+    BAD_SETTINGS_EXIT,
+    ServiceSettings,
+    SettingsError,
+    load_settings,
+)
+
+
+async def check_settings(names: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Have the settings of these services judged.
+
+    Raises:
+        SettingsError: some are wrong; a line for each.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duplet_unit.settings_check", *names),
+        env=dict(environment),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise SettingsError(out.decode().rstrip() or "the check of the settings failed")
+
+
+def find_problems(names: Sequence[str]) -> list[str]:
+    """What is wrong with these services' settings in this environment, each thing once."""
+    problems: dict[str, list[str]] = {}
+    ports: dict[int, str] = {}
+    for name in names:
+        try:
+            settings = load_settings(_kind_of(name))
+        except SettingsError as error:
+            for line in str(error).splitlines():
+                problems.setdefault(line, []).append(name)
+            continue
+        port = settings.metrics_port
+        if port and ports.setdefault(port, name) != name:
+            line = f"metrics_port: {ports[port]} and {name} cannot both have {port}"
+            problems[line] = []
+    # What all of them say is nobody's own.
+    return [
+        line if len(said) in (0, len(names)) else f"{', '.join(said)}: {line}"
+        for line, said in problems.items()
+    ]
+
+
+def _kind_of(name: str) -> type[ServiceSettings]:
+    module = importlib.import_module(f"duplet_{name}.__main__")
+    (kind,) = {kind for kind in vars(module).values() if getattr(kind, "role", None) == name}
+    assert issubclass(kind, ServiceSettings)
+    return kind
+
+
+def main() -> int:
+    problems = find_problems(sys.argv[1:])
+    for problem in problems:
+        print(problem)
+    return BAD_SETTINGS_EXIT if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
