@@ -200,6 +200,21 @@ def test_waterfall_sends_a_request_of_its_own(lb: Lb) -> None:
     assert lb.speech.requests[0].max_rows == 9
 
 
+def test_waterfall_writes_pictures_and_traces(lb: Lb, tmp_path: Path) -> None:
+    asked = lb.duplet("generate", "Hello.", "--json").stdout
+    path = tmp_path / "answers.jsonl"
+    path.write_text(asked + asked)
+    many = lb.duplet("waterfall", str(path))
+    assert "2 requests" in many.stdout
+    for name in ("a.svg", "a.png", "a.json"):
+        done = lb.duplet("waterfall", str(path), "-o", str(tmp_path / name))
+        assert done.exit_code == 0, done.stderr
+        assert (tmp_path / name).stat().st_size > 1_000
+    done = lb.duplet("waterfall", str(path), "-o", str(tmp_path / "a.txt"))
+    assert done.exit_code == 2
+    assert "a.txt" in done.stderr.replace("│", "").replace("\n", "").replace(" ", "")
+
+
 def test_waterfall_refuses_other_files(lb: Lb, tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     path.write_text("{}")

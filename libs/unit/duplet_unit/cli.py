@@ -40,7 +40,7 @@ from duplet_unit.unit import (
     dial_address,
 )
 from duplet_unit.up import run_unit
-from duplet_unit.waterfall import timeline_from_json, waterfall_table
+from duplet_unit.waterfall_command import Out, read_timelines, send_request, show_timelines
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -60,6 +60,14 @@ Address = Annotated[
     str, typer.Option(envvar=LISTEN_VARIABLE, help="Where lb listens: HOST:PORT or unix:PATH.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Rows = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Prompt rows instead of text: int32 \\[rows, columns], .npy or raw little-endian.",
+    ),
+]
 Voice = Annotated[str, typer.Option(help="Name of the voice.")]
 
 
@@ -134,14 +142,7 @@ def up(
 @app.command()
 def generate(
     text: Annotated[str | None, typer.Argument(help="What to say.")] = None,
-    rows: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Prompt rows instead of text: int32 \\[rows, columns], .npy or raw little-endian.",
-        ),
-    ] = None,
+    rows: Rows = None,
     voice: Voice = "ada",
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Most output rows.")] = None,
@@ -246,29 +247,24 @@ def unit(
 def waterfall(
     file: Annotated[
         typer.FileText | None,
-        typer.Argument(help="JSON of `duplet generate --json`; - is stdin. Default: send one."),
+        typer.Argument(
+            help="Lines of JSON: of `duplet generate --json`, or the requests of `duplet bench "
+            "--out`; - is stdin. Default: send one."
+        ),
     ] = None,
     text: Annotated[str, typer.Option(help="What the request says.")] = "Good morning.",
+    rows: Rows = None,
     voice: Voice = "ada",
     max_rows: Annotated[int, typer.Option(min=1)] = 64,
+    out: Out = None,
     address: Address = DEFAULT_LISTEN,
 ) -> None:
-    """Show where one request's time went, segment by segment."""
+    """Show where the time went, segment by segment: of one request, or percentiles of many."""
     if file is not None:
-        try:
-            timeline = timeline_from_json(file.read())
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
+        timelines = read_timelines(file)
     else:
-
-        async def work() -> Answer:
-            async with AsyncClient(dial_address(address)) as client:
-                prompt, _ = prompt_from_text(await known_spec(client), text, voice)
-                ask = Ask(prompt, voice, SamplingOptions(), max_rows, 120.0)
-                return await watched_request(client, ask)
-
-        timeline = run(work()).finished.timeline
-    shown.print(waterfall_table(timeline))
+        timelines = [run(send_request(address, text, rows, voice, max_rows))]
+    show_timelines(timelines, out, shown)
 
 
 @app.command()
