@@ -32,7 +32,7 @@ from duplet_client import (
     Started,
 )
 from duplet_core.errors import InvalidInput, Reason
-from duplet_pages.spec import ModelSpec
+from duplet_pages.spec import MOST_REQUEST_BYTES, ModelSpec
 
 SPEC = ModelSpec(
     name="tiny",
@@ -364,7 +364,11 @@ async def test_deadline_ends_the_call(client: AsyncClient, speech: StubSpeech) -
         ({"voice": "\ud800"}, Reason.INVALID_REQUEST, "voice: "),
         ({"sampling": SamplingOptions(top_k=-1)}, Reason.INVALID_SAMPLING, "sampling.top_k: -1"),
         ({"sampling": SamplingOptions(seed=2**64)}, Reason.INVALID_SAMPLING, "sampling.seed: "),
-        ({"prompt": bytes(1 << 20), "columns": 2}, Reason.PROMPT_TOO_LONG, "prompt: the request"),
+        (
+            {"prompt": bytes(MOST_REQUEST_BYTES), "columns": 2},
+            Reason.PROMPT_TOO_LONG,
+            "prompt: the request",
+        ),
     ],
 )
 async def test_what_cannot_be_sent_is_named(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from duplet_core.errors import InvalidInput, Reason
 from duplet_core.messages import Sampling
 from duplet_pages.prompt import check_prompt, check_sampling
-from duplet_pages.spec import ModelSpec
+from duplet_pages.spec import MOST_PROMPT_BYTES, ModelSpec
 
 SPEC = ModelSpec(
     name="small",
@@ -146,6 +146,16 @@ def test_faults_of_form(data: bytes, columns: int, reason: Reason, detail: str) 
 
 def test_longest_prompt_leaves_one_row() -> None:
     assert check_prompt(bytes(16 * 31), 4, SPEC) == 31
+
+
+def test_a_prompt_fits_a_message_whatever_the_model_takes() -> None:
+    endless = replace(SPEC, longest_sequence=1 << 30)
+    longest = MOST_PROMPT_BYTES // 16
+    assert endless.longest_prompt == longest
+    assert check_prompt(bytes(16 * longest), 4, endless) == longest
+    with pytest.raises(InvalidInput, match=f"takes {longest} and one of output") as caught:
+        check_prompt(bytes(16 * (longest + 1)), 4, endless)
+    assert caught.value.reason is Reason.PROMPT_TOO_LONG
 
 
 def test_plain_language_model_has_ids_alone() -> None:

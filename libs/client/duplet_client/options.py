@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from duplet_pages.spec import MOST_REQUEST_BYTES
+
 Options = list[tuple[str, int | str]]
 
-MESSAGE_BYTES: Final = 1 << 20
-"""Longest message either way, as on lb. The longest prompt, 4,096 rows of 11, is 180 KB."""
-
 _EVERY_CHANNEL: Final[Options] = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # As on lb.
+    ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MOST_REQUEST_BYTES),
     # A machine that vanished is noticed in 30 s, also while a stream waits for its first row.
     # lb allows pings this often; a server that does not would end the connection.
     ("grpc.keepalive_time_ms", 20_000),

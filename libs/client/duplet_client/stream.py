@@ -16,9 +16,9 @@ import numpy as np
 from duplet.speech.v1 import speech_pb2 as pb
 from duplet_client.errors import GenerateError, broken_stream, from_rpc_error
 from duplet_client.events import Event, Finished, FinishReason, Rows, Started, Usage
-from duplet_client.options import MESSAGE_BYTES
 from duplet_client.timing import StreamTiming, Timeline, make_timeline
 from duplet_core.errors import InvalidInput, Reason
+from duplet_pages.spec import MOST_REQUEST_BYTES
 
 if TYPE_CHECKING:
     # Exists for type checkers alone.
@@ -93,11 +93,11 @@ class Generation:
         running: set[grpc.aio.Call],
     ) -> None:
         """`running`: the client's calls; this one is in it from its first read to its end."""
-        if request.ByteSize() > MESSAGE_BYTES:
+        if request.ByteSize() > MOST_REQUEST_BYTES:
             raise InvalidInput(
                 Reason.PROMPT_TOO_LONG,
                 f"prompt: the request has {request.ByteSize()} bytes, "
-                f"more than the {MESSAGE_BYTES} of a message",
+                f"more than the {MOST_REQUEST_BYTES} of a message",
             )
         self.timing = StreamTiming()
         """Filled while events are read."""

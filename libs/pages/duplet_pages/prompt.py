@@ -40,8 +40,9 @@ def check_prompt(data: bytes, columns: int, spec: ModelSpec) -> int:
         The number of rows, at least 1.
 
     Raises:
-        InvalidInput: PROMPT_TOO_LONG when no output row would fit; INVALID_PROMPT otherwise. The
-            detail begins with the field, and names row, column and value of the first fault.
+        InvalidInput: PROMPT_TOO_LONG when no output row would fit, or no message could hold
+            it; INVALID_PROMPT otherwise. The detail begins with the field, and names row, column
+            and value of the first fault.
     """
     if columns != spec.columns:
         raise _invalid(f"columns: {columns}, but a row of model {spec.name} is {spec.columns}")
@@ -51,11 +52,11 @@ def check_prompt(data: bytes, columns: int, spec: ModelSpec) -> int:
     rows = len(data) // row_bytes
     if rows == 0:
         raise _invalid("prompt: empty")
-    longest = spec.longest_sequence - 1
-    if rows > longest:
+    if rows > spec.longest_prompt:
         raise InvalidInput(
             Reason.PROMPT_TOO_LONG,
-            f"prompt: {rows} rows, but model {spec.name} takes {longest} and one of output",
+            f"prompt: {rows} rows, but model {spec.name} takes {spec.longest_prompt} and one of "
+            "output",
         )
     values = np.frombuffer(data, dtype=_VALUE).reshape(rows, columns)
     faults = _find_faults(values, spec)

@@ -7,6 +7,13 @@ from dataclasses import asdict, dataclass
 
 from duplet_core.errors import InvalidInput, Reason
 
+MOST_PROMPT_BYTES = 2 << 20
+"""Ceiling of a packed prompt, whatever the model takes, so that messages are bounded before
+anybody knows the model. The longest of S2-Pro, 32,767 rows of 11 integers, has 1.4 MiB."""
+
+MOST_REQUEST_BYTES = MOST_PROMPT_BYTES + (64 << 10)
+"""Longest message of a client: the longest prompt and what stands around it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -44,6 +51,11 @@ class ModelSpec:
     def columns(self) -> int:
         """Integers a row."""
         return 1 + self.codebooks
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most rows of a prompt: one row of output fits after it, and a message holds it."""
+        return min(self.longest_sequence - 1, MOST_PROMPT_BYTES // (4 * self.columns))
 
     def pages_for(self, rows: int) -> int:
         """Pages that hold `rows` rows."""

@@ -11,16 +11,14 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from duplet_pages.spec import MOST_REQUEST_BYTES
 from duplet_runtime.health import LIVE, Health
 from duplet_runtime.settings import SettingsError
 from duplet_runtime.status import GuardInterceptor
 
 Options = list[tuple[str, int | str]]
 
-MESSAGE_BYTES = 1 << 20
-"""Longest message of a client, either way: prompts of some 23,000 rows of 11 integers."""
-
-PEER_MESSAGE_BYTES = 2 * MESSAGE_BYTES
+PEER_MESSAGE_BYTES = 2 * MOST_REQUEST_BYTES
 """Longest message between peers. A prompt that lb has taken travels on with more around it, and
 a message that is too long would end the stream that all requests share."""
 
@@ -47,8 +45,8 @@ MAX_STREAMS = 1024
 """Calls at once on one connection."""
 
 _CLIENT_LENGTHS: Options = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MOST_REQUEST_BYTES),
 ]
 
 _PEER_LENGTHS: Options = [
