@@ -136,13 +136,16 @@ class Bench:
     def __init__(self, slots: int) -> None:
         weights = random_weights(MODEL, torch.device("cuda", 0), torch.bfloat16)
         config = EngineConfig(
-            "decode",
+            "monolith",
+            device="cuda",
+            model=MODEL.name,
+            dtype="bfloat16",
             pool_pages=slots * STREAM_PAGES,
             page_rows=PAGE_ROWS,
             slots=slots,
             chunk_rows=PROMPT_ROWS,
         )
-        self.engine = GpuEngine(config, MODEL, weights, "cumem-fd")
+        self.engine = GpuEngine(config, MODEL, weights)
         chance = np.random.default_rng(0)
         codes = chance.integers(0, 1024, (PROMPT_ROWS, MODEL.codebooks))
         rows = np.concatenate((MODEL.semantic_first + codes[:, :1], codes), axis=1)

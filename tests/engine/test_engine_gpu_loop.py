@@ -54,6 +54,7 @@ class MadeUpEngine:
 
     special: dict[tuple[int, int], int]
     """Tokens by (seq, number of the row); -1 for a row without numbers."""
+    digests_are_done: bool = True
 
     def __post_init__(self) -> None:
         self.config = EngineConfig("decode", pool_pages=64, recheck_at_end=True)
@@ -85,10 +86,18 @@ class MadeUpEngine:
         rows[:, 0] = torch.tensor(tokens)
         return rows, rows[:, 0] < 0
 
-    def page_digests(self, pages: Sequence[int], rows: int) -> tuple[bytes, ...]:
+    def launch_digests(self, pages: Sequence[int], valid_rows: Sequence[int]) -> Any:
         stopped = {m.seq for m in self.link.sent if isinstance(m, Stopped)}
         self.calls.append(("digest", stopped))
+        assert list(valid_rows) == [16, 4]
         return tuple(self.digests[page] for page in pages)
+
+    def digests_done(self, flight: Any) -> bool:
+        return self.digests_are_done
+
+    def read_digests(self, flight: Any) -> tuple[bytes, ...]:
+        digests: tuple[bytes, ...] = flight
+        return digests
 
 
 def start(seq: int, max_rows: int) -> Start:
@@ -159,12 +168,12 @@ def test_stopped_waits_for_the_last_launched_step() -> None:
     loop = StepLoop(engine, link, ahead=1)
     for seq in (1, 2):
         loop.handle(start(seq, 50))
-    loop.turn()
-    loop.turn()
+    loop.step()
+    loop.step()
     assert engine.calls == [("launch", (1, 2)), ("launch", (1, 2)), ("read", (1, 2))]
     assert sent_ends(link) == [(1, True)]
     assert not [m for m in link.sent if isinstance(m, Stopped)], "step 1 still writes there"
-    loop.turn()
+    loop.step()
     assert [m.seq for m in link.sent if isinstance(m, Stopped)] == [1]
     assert engine.calls[-2] == ("launch", (2,)), "no later step names it"
     assert 1 not in sent_rows(link), "the row that step 1 drew for it is dropped"
@@ -176,12 +185,12 @@ def test_stop_in_flight_waits_and_sends_no_more_rows() -> None:
     engine.link = link
     loop = StepLoop(engine, link, ahead=1)
     loop.handle(start(1, 50))
-    loop.turn()
+    loop.step()
     loop.handle(Stop(1))
     loop.handle(Stop(1))
     loop.handle(Stop(7))
     assert link.sent == []
-    loop.turn()
+    loop.step()
     assert [m.seq for m in link.sent if isinstance(m, Stopped)] == [1]
     assert sent_rows(link) == {}
     assert not loop.busy
@@ -193,7 +202,7 @@ def test_a_seq_may_come_back_only_after_stopped() -> None:
     engine.link = link
     loop = StepLoop(engine, link, ahead=1)
     loop.handle(start(1, 50))
-    loop.turn()
+    loop.step()
     loop.handle(Stop(1))
     with pytest.raises(InvariantError, match="started twice"):
         loop.handle(start(1, 5))
@@ -222,9 +231,83 @@ def test_wrong_kv_is_named_and_never_started() -> None:
     engine.link = link
     loop = StepLoop(engine, link, ahead=1)
     loop.handle(wrong)
+    loop.step()
     message = link.sent[0]
     assert isinstance(message, Verified)
     assert not message.ok
     assert message.detail.startswith("page 4 (page 1 of 2 of the prompt): digest 0404")
     with pytest.raises(InvariantError, match="started on wrong KV"):
         loop.handle(start(1, 3))
+
+
+def test_too_few_digests_are_a_mismatch() -> None:
+    engine = MadeUpEngine({})
+    loop = StepLoop(engine, link := FakeLink(), ahead=1)
+    loop.handle(replace(verify(engine, 1), digests=(engine.digests[3],)))
+    message = link.sent[0]
+    assert isinstance(message, Verified)
+    assert not message.ok
+    assert message.detail == "1 digests for 20 rows of 16 a page"
+
+
+def test_steps_go_on_beside_a_check() -> None:
+    engine = MadeUpEngine({}, digests_are_done=False)
+    engine.link = link = FakeLink()
+    loop = StepLoop(engine, link, ahead=1)
+    loop.handle(start(1, 50))
+    loop.handle(verify(engine, 2))
+    for _ in range(3):
+        loop.step()
+    assert not [m for m in link.sent if isinstance(m, Verified)]
+    assert sent_rows(link)[1], "rows went out"
+    with pytest.raises(InvariantError, match="before its KV is checked"):
+        loop.handle(start(2, 50))
+    engine.digests_are_done = True
+    loop.step()
+    assert [m for m in link.sent if isinstance(m, Verified)] == [
+        Verified(2, TRANSFER, ok=True, detail="")
+    ]
+
+
+def test_a_check_is_waited_for_when_nothing_steps() -> None:
+    engine = MadeUpEngine({}, digests_are_done=False)
+    engine.link = link = FakeLink()
+    loop = StepLoop(engine, link, ahead=1)
+    loop.handle(verify(engine, 1))
+    assert loop.busy
+    loop.step()
+    assert link.sent == [Verified(1, TRANSFER, ok=True, detail="")]
+    assert not loop.busy
+
+
+def test_stopped_waits_for_the_check_that_reads_its_pages() -> None:
+    engine = MadeUpEngine({}, digests_are_done=False)
+    engine.link = link = FakeLink()
+    loop = StepLoop(engine, link, ahead=1)
+    loop.handle(start(1, 50))
+    loop.handle(verify(engine, 2))
+    loop.handle(Stop(2))
+    loop.step()
+    loop.step()
+    assert not [m for m in link.sent if isinstance(m, Verified | Stopped)]
+    engine.digests_are_done = True
+    loop.step()
+    assert [m for m in link.sent if isinstance(m, Verified | Stopped)] == [Stopped(2, None)]
+
+
+def test_the_check_at_the_end_is_begun_once_and_waited_for() -> None:
+    engine = MadeUpEngine({})
+    engine.link = link = FakeLink()
+    loop = StepLoop(engine, link, ahead=1)
+    loop.handle(verify(engine, 1))
+    loop.step()
+    loop.handle(start(1, 2))
+    loop.handle(start(2, 50))
+    engine.digests_are_done = False
+    for _ in range(4):
+        loop.step()
+    assert [name for name, _ in engine.calls].count("digest") == 2
+    assert not [m for m in link.sent if isinstance(m, Stopped)]
+    engine.digests_are_done = True
+    loop.step()
+    assert [m for m in link.sent if isinstance(m, Stopped)] == [Stopped(1, kv_ok=True)]

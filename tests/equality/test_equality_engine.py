@@ -24,8 +24,10 @@ from duplet_core.engine import (
 from duplet_core.errors import InvariantError
 from duplet_core.ids import TransferId
 from duplet_core.messages import Sampling
+from duplet_engine.decode_loop import DecodeLoop
 from duplet_engine.engine import Engine
 from duplet_engine.monolith_loop import MonolithLoop
+from duplet_engine.prefill_loop import PrefillLoop
 from duplet_pages.engine_config import Arrangement, EngineConfig
 
 PAGE_ROWS = 16
@@ -96,7 +98,9 @@ class Bench:
                 arrangement=arrangement,
             )
         )
-        self.loop = MonolithLoop(self.engine, self.link)
+        self.loop = MonolithLoop(
+            self.link, PrefillLoop(self.engine, self.link), DecodeLoop(self.engine, self.link)
+        )
         self._seq = 0
         self._free = list(range(319, -1, -1))
 

@@ -36,7 +36,7 @@ def tiny_on_gpu(arrangement: Arrangement) -> GpuEngine:
     config = EngineConfig(
         "monolith", pool_pages=320, slots=6, chunk_rows=64, arrangement=arrangement
     )
-    return GpuEngine(config, TINY, weights, "cumem-fd")
+    return GpuEngine(config, TINY, weights)
 
 
 def page_lists(requests: list[Request]) -> list[list[int]]:
@@ -76,6 +76,10 @@ def gpu_rows(
     return rows
 
 
+def digests_of(engine: GpuEngine, pages: list[int]) -> tuple[bytes, ...]:
+    return engine.read_digests(engine.launch_digests(pages, [16] * len(pages)))
+
+
 @pytest.mark.parametrize("arrangement", ["page-major", "layer-major"])
 def test_rows_are_the_cpu_engines(arrangement: Arrangement) -> None:
     """In float32 only draws with two scores within rounding may differ: at most one in this
@@ -108,11 +112,10 @@ def test_other_pages_stay_as_they_are() -> None:
     requests = make_requests(np.random.default_rng(12), LENGTHS)
     pages = page_lists(requests)
     strangers = sorted(set(range(320)) - {page for one in pages for page in one})
-    before = engine.page_digests(strangers, len(strangers) * 16)
-    used = engine.page_digests(pages[0], len(pages[0]) * 16)
+    before, used = digests_of(engine, strangers), digests_of(engine, pages[0])
     gpu_rows(engine, requests, pages, ahead=1)
-    assert engine.page_digests(strangers, len(strangers) * 16) == before
-    assert engine.page_digests(pages[0], len(pages[0]) * 16) != used
+    assert digests_of(engine, strangers) == before
+    assert digests_of(engine, pages[0]) != used
     engine.close()
 
 
@@ -120,7 +123,7 @@ def test_a_pool_that_does_not_fit_is_refused() -> None:
     weights = {name: tensor.cuda() for name, tensor in tiny_weights().items()}
     config = EngineConfig("decode", pool_pages=1 << 40, slots=2)
     with pytest.raises(InvalidInput, match=r"pool_pages: .* pages fit"):
-        GpuEngine(config, TINY, weights, "cumem-fd")
+        GpuEngine(config, TINY, weights)
 
 
 def test_bfloat16_steps_do_not_depend_on_the_loop() -> None:
@@ -135,9 +138,8 @@ def test_bfloat16_steps_do_not_depend_on_the_loop() -> None:
         longest_sequence=512,
     )
     weights = random_weights(config, torch.device("cuda", 0), torch.bfloat16)
-    engine = GpuEngine(
-        EngineConfig("monolith", pool_pages=128, slots=40), config, weights, "cumem-fd"
-    )
+    settings = EngineConfig("monolith", dtype="bfloat16", pool_pages=128, slots=40)
+    engine = GpuEngine(settings, config, weights)
     chance = np.random.default_rng(2)
     requests = []
     for request in make_requests(chance, [60, 61, 62]):

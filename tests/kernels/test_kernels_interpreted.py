@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
         "interpreted_kv_hash.py",
         "interpreted_attend.py",
         "interpreted_step.py",
+        "interpreted_engine.py",
     ],
 )
 def test_kernel_against_plain_torch(name: str) -> None:

@@ -172,7 +172,7 @@ def test_what_is_stored_twice_or_made_anew_may_be_there(tmp_path: Path) -> None:
 def test_random_weights_are_a_function_of_shape_and_seed() -> None:
     config, weights = load("random:small-lm")
     again = random_weights(config, torch.device("cpu"), torch.float32)
-    assert fingerprint(weights) == fingerprint(again)
+    assert fingerprint(weights, "x") == fingerprint(again, "x") != fingerprint(again, "y")
     other = random_weights(config, torch.device("cpu"), torch.float32, seed=2)
     assert {name: t.shape for name, t in other.items()} == tensor_shapes(config)
     same = [name for name in weights if torch.equal(weights[name], other[name])]
@@ -200,7 +200,7 @@ def test_known_shapes_are_those_of_their_models() -> None:
 
 
 def test_tiny_comes_by_name_and_in_bfloat16() -> None:
-    assert fingerprint(load("tiny")[1]) == fingerprint(tiny_weights())
+    assert fingerprint(load("tiny")[1], "x") == fingerprint(tiny_weights(), "x")
     config, weights = load("tiny", torch.bfloat16)
     assert config is TINY
     assert all(torch.equal(t.bfloat16(), weights[name]) for name, t in tiny_weights().items())

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from duplet_core.ids import Role
+from duplet_runtime.engine_host import EngineSettings
 from duplet_runtime.settings import (
     MONOLITH,
     ServiceSettings,
@@ -26,6 +27,10 @@ class LbLike(ServiceSettings):
 
 class DecodeLike(ServiceSettings):
     role: ClassVar[Role] = Role.DECODE
+
+
+class Engined(EngineSettings):
+    role: ClassVar[Role] = Role.PREFILL
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +171,27 @@ def test_bad_settings_end_the_process_without_traceback() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("duplet kvproxy: DUPLET_LOG_LEVEL: ")
     assert "Traceback" not in done.stderr
+
+
+def test_defaults_follow_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> tuple[str, int]:
+        settings = load_settings(Engined)
+        return settings.dtype, settings.pool_pages
+
+    assert found() == ("float32", 2048)
+    monkeypatch.setenv("DUPLET_PREFILL_DEVICE", "cuda")
+    assert found() == ("bfloat16", 0)
+    monkeypatch.setenv("DUPLET_PREFILL_POOL_PAGES", "7")
+    assert found() == ("bfloat16", 7)
+
+
+def test_a_bad_device_is_the_only_problem_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUPLET_PREFILL_DEVICE", "gpu")
+    (line,) = problem(Engined).splitlines()
+    assert line.startswith("DUPLET_PREFILL_DEVICE: ")
+
+
+def test_a_pool_on_the_cpu_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUPLET_PREFILL_POOL_PAGES", "0")
+    with pytest.raises(SettingsError, match=r"DUPLET_PREFILL_POOL_PAGES: .* only on a GPU"):
+        load_settings(Engined)

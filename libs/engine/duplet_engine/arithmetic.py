@@ -28,6 +28,14 @@ from duplet_engine.model_config import RopeScaling, TransformerConfig
 
 ROW_TILE = 8
 """Every matrix product is made of tiles of so many rows."""
+_NAME = "cpu-blocks-1"
+"""Of how the CPU engine computes; changes with anything that changes KV."""
+
+
+def cpu_arithmetic() -> str:
+    """What decides the last bits here, for a fingerprint: this engine, and torch's choice of
+    CPU kernels."""
+    return f"{_NAME} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def pad_rows(count: int) -> int:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from duplet_core.errors import require
 from duplet_core.messages import Sampling
-from duplet_engine.arithmetic import check_row_independence, pad_rows
+from duplet_engine.arithmetic import check_row_independence, cpu_arithmetic, pad_rows
 from duplet_engine.attention import QUERY_TILE, ChunkAttention, StepAttention
 from duplet_engine.checkpoint import Progress, load_checkpoint
 from duplet_engine.decode_batch import DecodeBatch
 from duplet_engine.kv_store import DTYPES, KvStore
 from duplet_engine.model import DualAr
-from duplet_engine.model_config import ModelConfig
+from duplet_engine.model_spec import describe_model
 from duplet_engine.sampling import LONGEST_WINDOW, pack_sampling
 from duplet_engine.sequences import PrefillSequence, refuse
 from duplet_engine.weights import fingerprint
@@ -23,7 +23,6 @@ from duplet_memory.digest import KV_HASH
 from duplet_memory.layout import describe_pool
 from duplet_memory.pool import Pool, create_pool
 from duplet_pages.engine_config import EngineConfig
-from duplet_pages.spec import ModelSpec
 
 
 def _tell_nobody(_done_bytes: int, _total_bytes: int) -> None:
@@ -62,7 +61,8 @@ class Engine:
             pages=config.pool_pages,
             arrangement=config.arrangement,
         )
-        self.spec = _spec(config, self.model_config, fingerprint(weights))
+        weights_fingerprint = fingerprint(weights, cpu_arithmetic())
+        self.spec = describe_model(config, self.model_config, weights_fingerprint, KV_HASH)
         self.pool: Pool = create_pool(description)
         self._store: KvStore | None = KvStore(self.pool)
 
@@ -130,25 +130,3 @@ class Engine:
         recent = torch.full((tile, LONGEST_WINDOW), -1)
         rows, _ = self.model.draw_rows(hidden.expand(tile, -1).contiguous(), draws, recent)
         return rows[0]
-
-
-def _spec(config: EngineConfig, model: ModelConfig, weights_fingerprint: str) -> ModelSpec:
-    return ModelSpec(
-        name=model.name,
-        fingerprint=weights_fingerprint,
-        codebooks=model.codebooks,
-        vocab=model.vocab,
-        codebook_sizes=model.codebook_sizes,
-        semantic_first=model.semantic_first,
-        semantic_last=model.semantic_last,
-        stop_id=model.stop_id,
-        page_rows=config.page_rows,
-        longest_sequence=model.longest_sequence,
-        default_max_rows=model.default_max_rows,
-        layers=model.backbone.layers,
-        kv_heads=model.backbone.kv_heads,
-        head_dim=model.backbone.head_dim,
-        dtype=config.dtype,
-        kv_hash=KV_HASH,
-        rows_per_second=model.rows_per_second,
-    )

@@ -1,4 +1,5 @@
-"""One model over one pool on one GPU: the CPU engine's two operations, and a step in two halves."""
+"""One model over one pool on one GPU: passes over prompts, decode steps and digests, each in two
+halves: queued by `launch_…`, waited for by `read_…`."""
 
 from __future__ import annotations
 
@@ -6,26 +7,33 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
+from duplet_core.chunks import ChunkPart
 from duplet_core.errors import InvalidInput, Reason, require
-from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
-from duplet_engine.gpu_batch import GpuBatch, fill_slot
-from duplet_engine.gpu_graphs import EngineGraphs
-from duplet_engine.gpu_heads import Places
+from duplet_engine.gpu_batch import GpuBatch
+from duplet_engine.gpu_digests import DigestFlight, PageDigests
+from duplet_engine.gpu_graphs import BucketGraphs, capture_steps
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_memory import MemoryUse, fit_pages
 from duplet_engine.gpu_model import GpuModel
+from duplet_engine.gpu_passes import Named, PassFlight, PromptPasses
+from duplet_engine.gpu_prefill_loop import MOST_PARTS, PassDone
 from duplet_engine.gpu_state import StreamState
-from duplet_engine.kv_hash import page_digests
+from duplet_engine.kv_hash import KV_HASH
 from duplet_engine.model_config import ModelConfig
+from duplet_engine.model_spec import describe_model
 from duplet_engine.sequences import PrefillSequence, refuse
+from duplet_engine.weights import fingerprint
 from duplet_memory.cuda_driver import open_devices
 from duplet_memory.cuda_pool import CudaPool, create_cuda_pool
 from duplet_memory.layout import HandleKind, PoolDescription, describe_pool
 from duplet_pages.engine_config import EngineConfig
 
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+HANDLE: HandleKind = "cumem-fd"
+_ARITHMETIC = "gpu-blocks-1"
+"""Name of how the GPU engine computes; changes with anything that changes KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,8 @@ class Flight:
 
 
 class GpuEngine:
-    """Model, graphs and pool. Owns all three from construction to `close`.
+    """Model, graphs and pool: what its role needs of them, and no state of sequences. Owns them
+    from construction to `close`.
 
     Everything is queued on the current CUDA stream of the thread that calls, but digests, which
     have a stream of their own: they are taken while steps run.
@@ -51,32 +60,37 @@ class GpuEngine:
         config: EngineConfig,
         model_config: ModelConfig,
         weights: MutableMapping[str, Tensor],
-        handle: HandleKind,
     ) -> None:
         """Build the model, learn what it needs, and give the pool the rest.
 
         Args:
-            config: `pool_pages` may be 0, for as many as fit.
+            config: `pool_pages` may be 0, for as many as fit; `self.config` has their number.
             model_config: the model's.
-            weights: on the current CUDA device; emptied of the model's tensors.
-            handle: how the pool is passed on.
+            weights: of `config.dtype`, on the current CUDA device; emptied of the model's tensors.
 
         Raises:
             InvalidInput: the model is not covered, or it or the pool does not fit.
+            CudaError: the driver refused the pool or its handle.
         """
         ordinal = torch.cuda.current_device()
-        self._device = torch.device("cuda", ordinal)
+        self._device = next(iter(weights.values())).device
         self._processors = torch.cuda.get_device_properties(ordinal).multi_processor_count
         self.config = config
         self.model_config = model_config
-        pages = -(-model_config.longest_sequence // config.page_rows)
-        columns = model_config.columns
-        self._digest_stream = torch.cuda.Stream()
+        weights_fingerprint = fingerprint(weights, _arithmetic(ordinal))
+        self.spec = describe_model(config, model_config, weights_fingerprint, KV_HASH)
+        table_pages = -(-model_config.longest_sequence // config.page_rows)
+        self._state: StreamState | None = None
+        self._passes: PromptPasses | None = None
         try:
-            self.model = GpuModel(model_config, weights, config.slots, self._processors)
-            self._state = StreamState.empty(config.slots, pages, columns, self._device)
-            self._first = StreamState.empty(1, pages, columns, self._device)
-            self._only = torch.zeros(config.chunk_rows, dtype=torch.int32, device=self._device)
+            rows = max(config.slots, MOST_PARTS)
+            self.model = GpuModel(model_config, weights, rows, self._processors)
+            if config.role != "prefill":
+                self._state = StreamState.empty(
+                    config.slots, table_pages, model_config.columns, self._device
+                )
+            if config.role != "decode":
+                self._passes = PromptPasses(self.model, config.page_rows)
             self.memory = self._learn_memory()
         except torch.OutOfMemoryError as error:
             raise InvalidInput(
@@ -84,13 +98,15 @@ class GpuEngine:
                 f"model {model_config.name!r} with {config.slots} slots and chunks of "
                 f"{config.chunk_rows} rows does not fit on the GPU: {error}",
             ) from error
-        pool_pages = fit_pages(self.memory, self._describe(1).page_bytes, config.pool_pages, pages)
+        page_bytes = self._describe(1).page_bytes
+        pool_pages = fit_pages(self.memory, page_bytes, config.pool_pages, table_pages)
         self.config = replace(config, pool_pages=pool_pages)
         description = self._describe(pool_pages)
-        self.pool: CudaPool = create_cuda_pool(description, handle, open_devices()[ordinal])
-        self._memory: Tensor = torch.as_tensor(self.pool, device=self._device)
-        self._kv = PagedKv.of_pool(self._memory, self.pool.description)
-        self._graphs = self._capture(self._kv)
+        self.pool: CudaPool = create_cuda_pool(description, HANDLE, open_devices()[ordinal])
+        memory = torch.as_tensor(self.pool, device=self._device)
+        self._kv = PagedKv.of_pool(memory, self.pool.description)
+        self._digests = PageDigests(memory, self.pool.description)
+        self._steps = self._capture_steps(self._kv)
 
     @property
     def statement(self) -> str:
@@ -100,8 +116,11 @@ class GpuEngine:
             self.memory.describe()
         )
 
+    # --- decode ---------------------------------------------------------------------
+
     def new_batch(self) -> GpuBatch:
         """An empty batch; the engine has one at a time, the former one's streams are gone."""
+        assert self._state is not None, "prefill decodes nothing"
         return GpuBatch(
             self.model_config, self._state, self.config.page_rows, self.config.pool_pages
         )
@@ -114,7 +133,8 @@ class GpuEngine:
         """
         seqs = batch.seqs
         require(len(seqs) > 0, "a step without streams")
-        out = self._graphs.step(batch.slots(self._graphs.bucket(len(seqs))))
+        assert self._steps is not None, "prefill decodes nothing"
+        out = self._steps.replay(batch.slots(self._steps.bucket(len(seqs))))
         rows = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
         rows.copy_(out, non_blocking=True)
         done = torch.cuda.Event()
@@ -132,8 +152,21 @@ class GpuEngine:
         """Launch a step and wait for it; result as `read_step`'s."""
         return self.read_step(self.launch_step(batch))
 
+    # --- prefill ----------------------------------------------------------------------
+
+    def launch_pass(self, parts: Sequence[Named]) -> PassFlight:
+        """Queue a pass over rows of some prompts, the draws of those that end, and, beside what
+        runs, digests where KV is to be moved; never waits for the GPU."""
+        assert self._passes is not None, "decode computes no prompts"
+        return self._passes.launch(parts, self._kv, self._moved_digests)
+
+    def read_pass(self, flight: PassFlight) -> PassDone:
+        """Wait for a pass and its digests."""
+        assert self._passes is not None, "decode computes no prompts"
+        return self._passes.read(flight, self._moved_digests)
+
     def prefill_chunk(self, sequence: PrefillSequence) -> Tensor | None:
-        """Compute the next chunk of a prompt into its pages, and wait for it.
+        """Compute the next chunk of a prompt in a pass of its own, and wait for it.
 
         Returns:
             With the last chunk: the row drawn after the prompt, int32 [columns]. Else None.
@@ -144,57 +177,54 @@ class GpuEngine:
         first = sequence.done_rows
         count = min(self.config.chunk_rows, sequence.prompt_rows - first)
         require(count > 0, f"seq {sequence.start.seq} has no rows left")
-        last_row = sequence.rows[sequence.prompt_rows - 1]
-        position = sequence.prompt_rows - 1
-        fill_slot(
-            self._first, 0, self.model_config, sequence.start, last_row, position, drawn=False
-        )
-        hidden = self._forward(self._kv, sequence.rows[first : first + count], first)
-        finite = torch.isfinite(hidden).all()
-        drawn = None
-        if first + count == sequence.prompt_rows:
-            drawn = self._graphs.draw_first(hidden[-1:])[0]
-        if not finite.item():
+        last = first + count == sequence.prompt_rows
+        part = ChunkPart(sequence.start.seq, first, count, last)
+        (done,) = self.read_pass(self.launch_pass([(sequence, part)])).parts
+        if not done.finite:
             raise refuse(f"the model gave no finite numbers in rows {first} to {first + count}")
         sequence.done_rows = first + count
-        return None if drawn is None else drawn.cpu()[:-1]
+        return done.row
 
-    def page_digests(self, pages: Sequence[int], rows: int) -> tuple[bytes, ...]:
-        """Digest `pages`, which hold `rows` rows, beside the steps that run, and wait.
+    @property
+    def _moved_digests(self) -> PageDigests | None:
+        """The monolith moves nothing, so nobody checks."""
+        return None if self.config.role == "monolith" else self._digests
 
-        Raises:
-            InvalidInput: `rows` do not fill exactly `pages`, or a page is not in the pool.
+    # --- digests ----------------------------------------------------------------------
+
+    def launch_digests(self, pages: Sequence[int], valid_rows: Sequence[int]) -> DigestFlight:
+        """Queue the digests of pages that are written already, beside the steps that run.
+
+        Args:
+            pages: of the pool, at least one.
+            valid_rows: rows of each page that count, in [1, page_rows].
         """
-        with torch.cuda.stream(self._digest_stream):
-            return page_digests(self._memory, self.pool.description, pages, rows)
+        return self._digests.launch(pages, valid_rows, after=None)
+
+    def digests_done(self, flight: DigestFlight) -> bool:
+        """Whether `read_digests` would not wait."""
+        return self._digests.is_done(flight)
+
+    def read_digests(self, flight: DigestFlight) -> tuple[bytes, ...]:
+        """Wait for digests, 16 bytes a page."""
+        return self._digests.read(flight)
 
     def close(self) -> None:
         """Wait for the GPU, drop graphs and views, and close the pool."""
         torch.cuda.synchronize()
-        self._graphs.close()
-        del self._kv, self._memory
+        for graphs in (self._steps, self._passes):
+            if graphs is not None:
+                graphs.close()
+        del self._kv, self._digests
         self.pool.close()
 
-    def _forward(self, kv: PagedKv, rows: Tensor, first: int) -> Tensor:
-        """Queue `rows`, int64 [count, columns], at positions from `first` on, of the sequence
-        whose pages stand in the first-row state; hidden states [count, width]."""
-        count = rows.shape[0]
-        heads, kv_heads = self.model_config.backbone.heads, self.model_config.backbone.kv_heads
-        on_device = rows.int().pin_memory().to(self._device, non_blocking=True)
-        positions = torch.arange(first, first + count, dtype=torch.int32, device=self._device)
-        places = Places(self._first.tables, self._only[:count], positions)
-        tiles = ChunkTiles.of([(0, first, count)], heads, kv_heads, self._device)
-
-        def attend(layer: int, query: Tensor) -> Tensor:
-            return launch_attend_chunk(query, kv, layer, places.tables, tiles, heads)
-
-        return self.model.forward(on_device, kv, places, attend)
-
-    def _capture(self, kv: PagedKv) -> EngineGraphs:
-        return EngineGraphs(self.model, self._state, self._first, kv, self._processors)
+    def _capture_steps(self, kv: PagedKv) -> BucketGraphs | None:
+        if self._state is None:
+            return None
+        return capture_steps(self.model, self._state, kv, self._processors)
 
     def _learn_memory(self) -> MemoryUse:
-        """Run the largest chunk and capture all graphs over a pool of one page, and look."""
+        """Run the largest pass and capture the steps over a pool of one page, and look."""
         torch.cuda.synchronize()
         weights = torch.cuda.memory_allocated()
         torch.cuda.empty_cache()
@@ -202,13 +232,13 @@ class GpuEngine:
         page = self._describe(1)
         memory = torch.zeros(page.total_bytes, dtype=torch.uint8, device=self._device)
         kv = PagedKv.of_pool(memory, page)
-        graphs = self._capture(kv)
-        # Every row lands in page 0, over and over: only the memory matters.
-        rows = torch.zeros((self.config.chunk_rows, self.model_config.columns), dtype=torch.int64)
-        self._forward(kv, rows, 0)
+        steps = self._capture_steps(kv)
+        if self._passes is not None:
+            self._passes.warm_up(max(self.config.chunk_rows, self.config.page_rows), kv)
         torch.cuda.synchronize()
         free = torch.cuda.mem_get_info()[0]
-        graphs.close()
+        if steps is not None:
+            steps.close()
         return MemoryUse(total=total, free=free, weights=weights, work=before - free)
 
     def _describe(self, pages: int) -> PoolDescription:
@@ -218,7 +248,13 @@ class GpuEngine:
             page_rows=self.config.page_rows,
             kv_heads=backbone.kv_heads,
             head_dim=backbone.head_dim,
-            dtype=_DTYPE_NAMES[self.model.dtype],
+            dtype=self.config.dtype,
             pages=pages,
             arrangement=self.config.arrangement,
         )
+
+
+def _arithmetic(ordinal: int) -> str:
+    """What decides the last bits on this GPU."""
+    major, minor = torch.cuda.get_device_capability(ordinal)
+    return f"{_ARITHMETIC} sm_{major}{minor} triton {triton.__version__}"

@@ -1,7 +1,7 @@
 """Decode steps and first draws as CUDA graphs: one launch each, nothing of them on the host.
 
-A graph is captured for each size of batch in `buckets_up_to`; a step of n streams replays the
-smallest that holds n, padded with the spare slot.
+A graph is captured for each size of batch in `buckets_up_to`; n rows replay the smallest that
+holds n. What pads them is the spare slot in a step and whatever stands there in a draw.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from duplet_engine.gpu_state import StreamState
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
+Work = Callable[[Tensor], Tensor]
+
 
 def buckets_up_to(slots: int) -> tuple[int, ...]:
     """Sizes of batch for a graph each, ascending; the last one is `slots`."""
@@ -29,7 +31,7 @@ def buckets_up_to(slots: int) -> tuple[int, ...]:
 class _Captured:
     """One graph with the memory that it reads and writes. Owns both."""
 
-    def __init__(self, work: Callable[[Tensor], Tensor], given: Tensor, pool: Any) -> None:
+    def __init__(self, work: Work, given: Tensor, pool: Any) -> None:
         """Run `work(given)` once, for what is built at first use, and then capture it."""
         self.given = given
         # What the graph reads lives as long as the graph.
@@ -46,66 +48,73 @@ class _Captured:
     def replay(self, given: Tensor) -> Tensor:
         """Queue a copy of `given` (pinned, or on the device) and the graph; the result is the
         graph's own and is overwritten by the next replay."""
-        self.given.copy_(given, non_blocking=True)
+        self.given[: given.shape[0]].copy_(given, non_blocking=True)
         self._graph.replay()
-        return self._result
+        return self._result[: given.shape[0]]
 
 
-class EngineGraphs:
-    """All graphs of one engine. Owns them and their memory; borrows model, states and KV."""
+class BucketGraphs:
+    """One work's graphs. Owns them and their memory; borrows what the work reads and writes."""
 
-    def __init__(
-        self,
-        model: GpuModel,
-        state: StreamState,
-        first: StreamState,
-        kv: PagedKv,
-        processors: int,
-    ) -> None:
+    def __init__(self, most_rows: int, make: Callable[[int], tuple[Work, Tensor]]) -> None:
         """Capture on the current device. Nothing else may be queued on it meanwhile.
 
-        Args:
-            model: the model.
-            state: of decode's streams.
-            first: of one stream, whose row after the prompt is drawn.
-            kv: of the pool.
-            processors: multiprocessors of the GPU.
+        `make(bucket)`: the work of a bucket, and what it is given, `bucket` rows.
         """
-        slots = state.positions.shape[0] - 1
-        device = state.positions.device
-        spare = torch.full((slots,), slots, dtype=torch.int32, device=device)
         pool = torch.cuda.graph_pool_handle()
-        kv_heads = model.config.backbone.kv_heads
-        self._steps: dict[int, _Captured] = {}
+        self._buckets = buckets_up_to(most_rows)
         # The largest first: the smaller ones then find their memory in the graphs' pool.
-        for bucket in reversed(buckets_up_to(slots)):
-            splits = choose_splits(bucket, kv_heads, processors)
-
-            def step(at: Tensor, splits: int = splits) -> Tensor:
-                return model.step(state, at, kv, splits)
-
-            self._steps[bucket] = _Captured(step, spare[:bucket].clone(), pool)
-        self._buckets = buckets_up_to(slots)
-        only = torch.zeros(1, dtype=torch.int32, device=device)
-        hidden = torch.zeros((1, model.config.backbone.width), dtype=model.dtype, device=device)
-        self._first = _Captured(lambda at: model.draw_rows(at, first, only), hidden, pool)
+        self._captured = {
+            bucket: _Captured(*make(bucket), pool) for bucket in reversed(self._buckets)
+        }
 
     def bucket(self, count: int) -> int:
-        """Rows of the graph that takes a step of `count` streams."""
+        """Rows of the graph that takes `count` rows."""
         return next(bucket for bucket in self._buckets if bucket >= count)
 
-    def step(self, slots: Tensor) -> Tensor:
-        """Queue a step of a bucket's `slots`, int32 pinned; see `GpuModel.step`. The result is
-        overwritten by the next step of that bucket."""
-        return self._steps[slots.shape[0]].replay(slots)
-
-    def draw_first(self, hidden: Tensor) -> Tensor:
-        """Queue the draw of the first output row from `hidden` [1, width]; see `draw_rows`."""
-        return self._first.replay(hidden)
+    def replay(self, given: Tensor) -> Tensor:
+        """Queue the work on `given`; a result row for each of its rows, overwritten by the next
+        replay of that bucket."""
+        return self._captured[self.bucket(given.shape[0])].replay(given)
 
     def close(self) -> None:
         """Give the graphs' memory back."""
-        self._steps.clear()
-        del self._first
+        self._captured.clear()
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def capture_steps(
+    model: GpuModel, state: StreamState, kv: PagedKv, processors: int
+) -> BucketGraphs:
+    """Graphs of decode steps; they take slots int32 [m], whole buckets, see `GpuModel.step`.
+
+    Args:
+        model: the model.
+        state: of decode's streams.
+        kv: of the pool.
+        processors: multiprocessors of the GPU.
+    """
+    slots = state.positions.shape[0] - 1
+    kv_heads = model.config.backbone.kv_heads
+
+    def make(bucket: int) -> tuple[Work, Tensor]:
+        splits = choose_splits(bucket, kv_heads, processors)
+        spare = torch.full((bucket,), slots, dtype=torch.int32, device=model.device)
+        return lambda at: model.step(state, at, kv, splits), spare
+
+    return BucketGraphs(slots, make)
+
+
+def capture_draws(model: GpuModel, first: StreamState) -> BucketGraphs:
+    """Graphs of first draws; they take hidden states [m, width] of the slots 0 to m of `first`,
+    see `GpuModel.draw_rows`."""
+    most = first.positions.shape[0] - 1
+
+    def make(bucket: int) -> tuple[Work, Tensor]:
+        slots = torch.arange(bucket, dtype=torch.int32, device=model.device)
+        size = (bucket, model.config.backbone.width)
+        hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
+        return lambda given: model.draw_rows(given, first, slots), hidden
+
+    return BucketGraphs(most, make)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +29,7 @@ from duplet_core.engine import (
     Verify,
 )
 from duplet_core.errors import InvalidInput, require
+from duplet_engine.gpu_checks import DigestEngine, KvChecks
 from duplet_engine.link import Link
 from duplet_engine.model_config import ModelConfig
 from duplet_engine.sequences import check_pages
@@ -45,7 +45,7 @@ class Batch(Protocol):
     def leave(self, seq: int) -> None: ...
 
 
-class StepEngine(Protocol):
+class StepEngine(DigestEngine, Protocol):
     """What the loop needs of `duplet_engine.gpu_engine.GpuEngine`."""
 
     config: EngineConfig
@@ -54,7 +54,6 @@ class StepEngine(Protocol):
     def new_batch(self) -> Any: ...
     def launch_step(self, batch: Any) -> Any: ...
     def read_step(self, flight: Any) -> tuple[Tensor, Tensor]: ...
-    def page_digests(self, pages: Sequence[int], rows: int) -> tuple[bytes, ...]: ...
 
 
 def run_normal(engine: StepEngine, link: Link) -> None:
@@ -69,7 +68,7 @@ def run_overlap(engine: StepEngine, link: Link) -> None:
 
 def _run(loop: StepLoop) -> None:
     while loop.receive():
-        loop.turn()
+        loop.step()
 
 
 @dataclass(slots=True)
@@ -88,7 +87,12 @@ class _Open:
     last_step: int = -1
     """The last launched step that names its pages."""
     ended: bool = False
-    """No row of it goes out any more; Stopped follows when `last_step` is read."""
+    """No row of it goes out any more; Stopped follows when `last_step` is read and no check
+    reads its pages."""
+    checking: bool = False
+    """A check of its pages is in flight."""
+    rechecked: bool | None = None
+    """What the check at the end found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class StepLoop:
         self._batch: Batch = engine.new_batch()
         self._open: dict[int, _Open] = {}
         self._flights: deque[_InFlight] = deque()  # at most ahead + 1
+        self._checks = KvChecks(engine, engine.config.page_rows)
         self._launched = 0
         self._read = -1
         self._read_ns = 0
@@ -119,8 +124,8 @@ class StepLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether a stream lives or a step is in flight."""
-        return bool(self._batch.seqs or self._flights)
+        """Whether a stream lives, or a step or a check is in flight."""
+        return bool(self._batch.seqs or self._flights or self._checks)
 
     def receive(self) -> bool:
         """Take the messages that wait; with nothing to do, wait for one. False at Shutdown, once
@@ -132,12 +137,16 @@ class StepLoop:
             self._read_oldest()
         return False
 
-    def turn(self) -> None:
-        """Launch a step of the streams that live, and read the oldest one if it is its turn."""
+    def step(self) -> None:
+        """Launch a step of the streams that live, and read the oldest one if it is its turn;
+        then tell of the checks that are done. Without a step the oldest check is waited for."""
         if self._batch.seqs:
             self._launch()
         if len(self._flights) > self._ahead or (self._flights and not self._batch.seqs):
             self._read_oldest()
+        idle = not self._batch.seqs and not self._flights
+        for verify, detail in self._checks.take_done(wait=idle):
+            self._end_check(verify, detail)
 
     def handle(self, message: ToEngine) -> bool:
         """Take one message. False at Shutdown."""
@@ -204,19 +213,43 @@ class StepLoop:
         self._open[seq] = _Open()
         try:
             check_pages(verify.pages, verify.rows, c.page_rows, c.pool_pages)
-            detail = self._compare(verify)
         except InvalidInput as error:
             self._fail(seq, error)
             return
-        self._open[seq].mismatch = detail
+        detail = self._checks.refusal(verify)
+        if detail:
+            self._tell_verified(verify, detail)
+            return
+        self._begin_check(verify)
+
+    def _begin_check(self, verify: Verify) -> None:
+        self._open[verify.seq].checking = True
+        self._checks.begin(verify)
+
+    def _end_check(self, verify: Verify, detail: str) -> None:
+        """A check is done: the first one of its seq, or with `verify` kept the one at its end.
+        Of the first one nobody wants to hear after a Stop."""
+        stream = self._open[verify.seq]
+        stream.checking = False
+        if stream.verify is not None:
+            stream.rechecked = not detail
+        elif not stream.ended:
+            self._tell_verified(verify, detail)
+        if stream.ended:
+            self._close_if_quiet(verify.seq)
+
+    def _tell_verified(self, verify: Verify, detail: str) -> None:
+        stream = self._open[verify.seq]
+        stream.mismatch = detail
         if not detail:
-            self._open[seq].verify = verify
-        self._link.send(Verified(seq, verify.transfer, ok=not detail, detail=detail))
+            stream.verify = verify
+        self._link.send(Verified(verify.seq, verify.transfer, ok=not detail, detail=detail))
 
     def _start(self, start: Start) -> None:
         seq = start.seq
         stream = self._open.setdefault(seq, _Open())
         require(stream.rows == 0, f"seq {seq} is started twice")
+        require(not stream.checking, f"seq {seq} is started before its KV is checked")
         require(not stream.mismatch, f"seq {seq} is started on wrong KV: {stream.mismatch}")
         try:
             self._batch.join(start)
@@ -229,22 +262,6 @@ class StepLoop:
             # The row from prefill is all: no step, and its KV is not needed.
             self._send_step((), b"", ((seq, False),), time.monotonic_ns())
             self._end(seq)
-
-    def _compare(self, verify: Verify) -> str:
-        """Which page's digest differs, or nothing where all match."""
-        page_rows = self._engine.config.page_rows
-        wanted = -(-verify.rows // page_rows)
-        if verify.rows < 1 or len(verify.digests) != wanted:
-            return f"{len(verify.digests)} digests for {verify.rows} rows of {page_rows} a page"
-        pages = verify.pages[:wanted]
-        found = self._engine.page_digests(pages, verify.rows)
-        for index, (have, want) in enumerate(zip(found, verify.digests, strict=True)):
-            if have != want:
-                return (
-                    f"page {pages[index]} (page {index} of {wanted} of the prompt): "
-                    f"digest {have.hex()}, expected {want.hex()}"
-                )
-        return ""
 
     def _send_step(
         self,
@@ -268,12 +285,15 @@ class StepLoop:
         self._close_if_quiet(seq)
 
     def _close_if_quiet(self, seq: int) -> None:
-        """Say Stopped if no launched step that names the seq's pages is unread."""
+        """Say Stopped if no launched step or check that names the seq's pages is unread, and the
+        check at the end, where it is wanted, is done."""
         stream = self._open[seq]
-        if stream.last_step > self._read:
+        if stream.last_step > self._read or stream.checking:
+            return
+        recheck = self._engine.config.recheck_at_end and stream.verify is not None
+        if recheck and stream.rechecked is None:
+            assert stream.verify is not None
+            self._begin_check(stream.verify)
             return
         del self._open[seq]
-        kv_ok = None
-        if self._engine.config.recheck_at_end and stream.verify is not None:
-            kv_ok = not self._compare(stream.verify)
-        self._link.send(Stopped(seq, kv_ok))
+        self._link.send(Stopped(seq, stream.rechecked))

@@ -1,4 +1,5 @@
-"""What the engine tells of a load that takes long: a bar on a terminal, else log lines."""
+"""What the engine tells of its start: a bar on a terminal, else log lines, for a load that takes
+long; and what a GPU's memory is used for."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class LoggedLoad:
     """Progress as log lines. Says nothing of models that are made and not read."""
 
     def __init__(self, role: str, model: str) -> None:
-        configure_logs(f"{role}-engine", f"pid-{os.getpid()}", "auto", "info")
+        _configure(role)
         self._log = get_logger("duplet.engine").bind(model=model)
         self._next_percent = 0
 
@@ -50,3 +51,13 @@ class LoggedLoad:
         self._log.info(
             "loading model", percent=percent, done_bytes=done_bytes, total_bytes=total_bytes
         )
+
+
+def tell_memory(role: str, model: str, statement: str) -> None:
+    """Log what the pool has of a GPU's memory, once the engine knows."""
+    _configure(role)
+    get_logger("duplet.engine").info("memory", model=model, statement=statement)
+
+
+def _configure(role: str) -> None:
+    configure_logs(f"{role}-engine", f"pid-{os.getpid()}", "auto", "info")

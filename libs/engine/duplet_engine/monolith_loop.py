@@ -1,34 +1,41 @@
 """The monolith's loop: prompts and streams by turns, in one engine over one pool.
 
-A turn is one decode step of all streams and one chunk of one prompt. The chunk's size is the
-whole policy: `chunk_rows` beyond the longest prompt computes whole prompts between decode
-steps, and every stream waits for them; small chunks mix prompts with decode steps.
+A turn is one decode step of all streams and one chunk of one prompt, on a GPU one pass over
+several. The chunk's size is the whole policy: `chunk_rows` beyond the longest prompt computes
+whole prompts between decode steps, and every stream waits for them; small chunks mix prompts
+with decode steps.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from duplet_core.engine import Shutdown, Start, Stop, ToEngine
 from duplet_core.errors import require
-from duplet_engine.decode_loop import DecodeLoop
-from duplet_engine.engine import Engine
 from duplet_engine.link import Link
-from duplet_engine.prefill_loop import PrefillLoop
 
 
-def run_monolith(engine: Engine, link: Link) -> None:
-    """Serve until Shutdown. Blocks on the link while there is nothing to do."""
-    loop = MonolithLoop(engine, link)
-    while loop.receive():
-        loop.step()
+class Half(Protocol):
+    """A prefill loop's or a decode loop's state, on the CPU or on a GPU."""
+
+    @property
+    def busy(self) -> bool: ...
+    def handle(self, message: ToEngine) -> bool: ...
+    def step(self) -> None: ...
 
 
 class MonolithLoop:
     """Both loops' states, stepped by turns. A prompt's seq and its stream's are two."""
 
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, link: Link, prefill: Half, decode: Half) -> None:
         self._link = link
-        self._prefill = PrefillLoop(engine, link)
-        self._decode = DecodeLoop(engine, link)
+        self._prefill = prefill
+        self._decode = decode
+
+    def run(self) -> None:
+        """Serve until Shutdown. Blocks on the link while there is nothing to do."""
+        while self.receive():
+            self.step()
 
     def receive(self) -> bool:
         """Take the messages that wait; with nothing to do, wait for one. False at Shutdown."""

@@ -12,19 +12,14 @@ import torch
 
 from duplet_core.engine import Ready
 from duplet_core.errors import InvalidInput
-from duplet_engine.decode_loop import run_decode
-from duplet_engine.engine import Engine
+from duplet_engine.backends import start_backend
 from duplet_engine.link import Link
 from duplet_engine.load_progress import told_progress
-from duplet_engine.monolith_loop import run_monolith
-from duplet_engine.prefill_loop import run_prefill
-from duplet_engine.warmup import warm_up
 from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.engine_link import BlockingLink, LinkClosed
 
 _PR_SET_PDEATHSIG = 1
 BAD_CONFIG_EXIT = 2
-_LOOPS = {"prefill": run_prefill, "decode": run_decode, "monolith": run_monolith}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,23 +58,22 @@ def serve(config: EngineConfig, link: Link) -> None:
         LinkClosed: the I/O process is gone.
         InvalidInput: the config asks for something that is not there.
     """
-    loop = _LOOPS[config.role]
     torch.set_num_threads(config.threads)
     with torch.inference_mode():
         with told_progress(config.role, config.model) as progress:
-            engine = Engine(config, progress)
-        warm_up(engine)
+            engine, run_loop = start_backend(config, progress)
+        pool = engine.pool
         link.send(
             Ready(
                 spec=engine.spec.to_json(),
-                pool=engine.pool.description.to_json(),
-                pages=config.pool_pages,
+                pool=pool.description.to_json(),
+                pages=pool.description.pages,
                 page_rows=config.page_rows,
                 slots=config.slots,
             ),
-            fds=(engine.pool.fd,),
+            fds=(pool.fd,),
         )
-        loop(engine, link)
+        run_loop(link)
         engine.close()
 
 

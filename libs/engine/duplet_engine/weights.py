@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from duplet_engine.model_config import ModelConfig, TransformerConfig
 
-_ARITHMETIC = "cpu-blocks-1"
-"""Name of how the CPU engine computes; changes with anything that changes KV."""
+_PIECE_BYTES = 1 << 26
+"""A fingerprint reads a GPU's memory in pieces."""
 
 
 def uniform_tensor(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
@@ -82,18 +82,30 @@ def _block_shapes(prefix: str, config: TransformerConfig) -> dict[str, tuple[int
     return shapes
 
 
-def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Digest of weights, dtype and arithmetic: equal fingerprints give equal KV and rows.
+def fingerprint(weights: Mapping[str, Tensor], arithmetic: str) -> str:
+    """Digest of weights, dtype and arithmetic: equal fingerprints give equal KV and rows, on a
+    GPU up to what a batch's shape does to the last bits.
 
-    The library's version and its choice of CPU kernels are part of it, because they decide
-    the last bits.
+    `arithmetic`: names how the engine computes and on what. The library's version is part of the
+    digest, too, because it decides the last bits.
     """
     digest = xxhash.xxh3_128()
-    digest.update(
-        f"{_ARITHMETIC} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode()
-    )
+    digest.update(f"{arithmetic} {torch.__version__}".encode())
     for name in sorted(weights):
         tensor = weights[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+        for piece in _host_pieces(tensor):
+            digest.update(piece.numpy().data)
     return digest.hexdigest()
+
+
+def _host_pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor's bytes on the host, uint8; each piece lives until the next one is asked for."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    if not tensor.is_cuda:
+        yield flat
+        return
+    pinned = torch.empty(min(flat.numel(), _PIECE_BYTES), dtype=torch.uint8, pin_memory=True)
+    for first in range(0, flat.numel(), _PIECE_BYTES):
+        count = min(flat.numel() - first, _PIECE_BYTES)
+        yield pinned[:count].copy_(flat[first : first + count])

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import grpc.aio
-from pydantic import Field
 
 from duplet.decode.v1 import decode_pb2_grpc
 from duplet.prefill.v1 import prefill_pb2_grpc
@@ -23,7 +22,7 @@ from duplet_core.ids import Role
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.prefix import RadixIndex
 from duplet_pages.spec import ModelSpec
-from duplet_runtime.engine_host import EngineHost, EngineSettings
+from duplet_runtime.engine_host import EngineHost, EngineSettings, by_device
 from duplet_runtime.engine_process import EngineProcess, EngineReady
 from duplet_runtime.executor import Executor
 from duplet_runtime.metrics import Metrics
@@ -39,9 +38,9 @@ class MonolithSettings(EngineSettings):
 
     role: ClassVar[str] = MONOLITH
 
-    slots: int = Field(default=16, ge=1)
+    slots: int = by_device(cpu=16, cuda=64, ge=1)
     """Most streams at once."""
-    chunk_rows: int = Field(default=256, ge=1)
+    chunk_rows: int = by_device(cpu=256, cuda=512, ge=1)
     """Most prompt rows between two decode steps; more than any prompt has: whole prompts."""
     prefix_cache: bool = True
     """Keep computed pages and share them between prompts that begin with equal rows."""
@@ -95,6 +94,7 @@ async def serve(service: Service[MonolithSettings]) -> None:
     settings = service.settings
     config = EngineConfig(
         role="monolith",
+        device=settings.device,
         model=settings.model,
         dtype=settings.dtype,
         pool_pages=settings.pool_pages,
@@ -103,6 +103,7 @@ async def serve(service: Service[MonolithSettings]) -> None:
         chunk_rows=settings.chunk_rows,
         arrangement=settings.arrangement,
         threads=settings.threads,
+        overlap=settings.overlap,
     )
 
     def make_machine(ready: Ready) -> HostMachine:

@@ -9,6 +9,7 @@ from typing import Literal
 Arrangement = Literal["page-major", "layer-major"]
 Dtype = Literal["float32", "bfloat16"]
 EngineRole = Literal["prefill", "decode", "monolith"]
+Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +17,24 @@ class EngineConfig:
     """Settings of one engine process; `python -m duplet_engine --config JSON --link-fd N`."""
 
     role: EngineRole
+    device: Device = "cpu"
+    """'cuda': the one GPU that the process sees."""
     model: str = "tiny"
     """A built-in model, 'random:<shape>', or the path of a checkpoint's directory."""
     dtype: Dtype = "float32"
     """Of weights, arithmetic and KV."""
     pool_pages: int = 2048
+    """0, on a GPU: as many as fit."""
     page_rows: int = 16
     slots: int = 16
     """Most sequences one decode step takes."""
     chunk_rows: int = 256
-    """Most prompt rows one prefill step computes."""
+    """Most prompt rows one prefill step computes; on a GPU over all prompts of the step."""
     arrangement: Arrangement = "page-major"
     threads: int = 1
     """Threads of one operator; the unit's processes share the machine's cores."""
+    overlap: bool = True
+    """On a GPU: launch the next step before the last one is read."""
     recheck_at_end: bool = False
     """Check the prompt's digests again when a stream ends (fault tests)."""
 

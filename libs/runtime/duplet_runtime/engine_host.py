@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc.aio
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from duplet_core.effects import Effect, Event, FromEngineEvent
 from duplet_core.engine import FromEngine, Ready
@@ -36,14 +36,25 @@ Register = Callable[[grpc.aio.Server, Acceptor[Any]], str]
 
 
 class EngineSettings(ServiceSettings):
+def by_device(*, cpu: Any, cuda: Any, **limits: Any) -> Any:
+    """A setting's field whose default follows from the setting `device`."""
+    return Field(
+        default_factory=lambda known: cuda if known["device"] == "cuda" else cpu,
+        validate_default=True,
+        **limits,
+    )
+
+
     """What a service with an engine is told."""
 
     model: str = "tiny"
+    device: Device = "cpu"
+    """'cuda': the GPU that CUDA_VISIBLE_DEVICES names for this service."""
     """A built-in model ('tiny'), 'random:<shape>', or the path of a checkpoint's directory."""
-    dtype: Dtype = "float32"
+    dtype: Dtype = by_device(cpu="float32", cuda="bfloat16")
     """Of weights, arithmetic and KV; the same in prefill and decode."""
-    pool_pages: int = Field(default=2048, ge=1)
-    """Pages of the KV pool."""
+    pool_pages: int = by_device(cpu=2048, cuda=0, ge=0)
+    """Pages of the KV pool; 0, on a GPU: as many as fit."""
     page_rows: int = Field(default=16, ge=1, le=64)
     """Rows a page; the same in prefill and decode."""
     arrangement: Arrangement = "page-major"
@@ -51,8 +62,17 @@ class EngineSettings(ServiceSettings):
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads of one operator on the CPU."""
     drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
+    overlap: bool = True
+    """On a GPU: launch the next step before the last one is read."""
     """Seconds that running requests get after SIGTERM."""
 
+
+    @field_validator("pool_pages")
+    @classmethod
+    def _needs_pages(cls, value: int, info: ValidationInfo) -> int:
+        if value == 0 and info.data.get("device") == "cpu":
+            raise ValueError("only on a GPU a pool has as many pages as fit")
+        return value
 
 class EngineHost:
     """Owns engine process and executor. A subclass says how lb's streams reach the machine and

@@ -148,6 +148,7 @@ def load_settings(kind: type[S]) -> S:
             for entry in error.errors(include_url=False)
         ]
         raise SettingsError("\n".join(problems)) from error
+            if entry["type"] != "default_factory_not_called"  # another field's fault
     except pydantic_settings.SettingsError as error:
         raise SettingsError(str(error)) from error
 

@@ -31,6 +31,7 @@ from duplet_unit.ask import (
 )
 from duplet_unit.demo import run_demo
 from duplet_unit.doctor import doctor
+from duplet_unit.gpus import model_settings, parse_gpus
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
@@ -131,11 +132,35 @@ def up(
         bool,
         typer.Option("--monolith", help="Prefill and decode in one process, for comparison."),
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="GPUs of prefill and decode, as 0,1; of the monolith, as 0."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A checkpoint's directory, or a built-in model's name.")
+    ] = None,
+    random: Annotated[
+        str | None, typer.Option(help="Random weights of a known shape, as s2-pro.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a unit of local processes. Ctrl-C drains it, a second Ctrl-C kills it."""
-    running = run_unit(run_dir, listen, json_lines=as_json, verbose=verbose, monolith=monolith)
-    if not run(running):
+    if model is not None and random is not None:
+        raise typer.BadParameter("give either --model or --random")
+    named = f"random:{random}" if random is not None else model
+
+    async def work() -> bool:
+        return await run_unit(
+            run_dir,
+            listen,
+            json_lines=as_json,
+            verbose=verbose,
+            monolith=monolith,
+            gpus=() if gpu is None else parse_gpus(gpu, monolith=monolith),
+            settings=None if named is None else model_settings(named),
+        )
+
+    if not run(work()):
         raise typer.Exit(FAILED)
 
 

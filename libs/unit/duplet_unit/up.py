@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from duplet_unit.events import OnEvent
+from duplet_unit.gpus import on_gpus
 from duplet_unit.probe import is_serving
 from duplet_unit.report import ConsoleReport, JsonReport, SteadyConsole, follow_logs
 from duplet_unit.settings_check import check_settings
@@ -36,8 +37,13 @@ async def run_unit(
     json_lines: bool,
     verbose: bool,
     monolith: bool = False,
+    gpus: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
 ) -> bool:
     """Supervise a unit, or a monolith, until SIGINT or SIGTERM; the second of them kills.
+
+    `gpus`: where the engines are, see `duplet_unit.gpus`; none: on the CPU. `settings`: variables
+    that stand over those of the environment.
 
     Returns:
         True when every service ended by itself; False when the unit gave up or was killed.
@@ -47,11 +53,13 @@ async def run_unit(
     """
     check_address_is_free(listen)
     with owned_run_dir(run_dir) as folder:
-        environment = unit_environment(os.environ)
+        environment = {**unit_environment(os.environ), **(settings or {})}
         if verbose and not json_lines:
             environment.setdefault("DUPLET_LOG_FORMAT", "text")
         make_services = monolith_services if monolith else unit_services
         services = make_services(folder, listen, environment)
+        if gpus:
+            services = on_gpus(services, gpus)
         names = [service.name for service in services]
         await check_settings(names, services[0].environment)
         report = (

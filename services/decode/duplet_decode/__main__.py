@@ -19,7 +19,7 @@ from duplet_core.ids import Role
 from duplet_core.ledger import PageState
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.spec import ModelSpec
-from duplet_runtime.engine_host import EngineSettings
+from duplet_runtime.engine_host import EngineSettings, by_device
 from duplet_runtime.engine_service import EngineService
 from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor
@@ -34,7 +34,7 @@ class DecodeSettings(EngineSettings):
 
     role: ClassVar[Role] = Role.DECODE
 
-    slots: int = Field(default=16, ge=1)
+    slots: int = by_device(cpu=16, cuda=64, ge=1)
     """Most streams at once."""
     transfer_deadline_s: float = Field(default=10.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds from a transfer's first queued copy until its request is given up (S5)."""
@@ -68,6 +68,8 @@ def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
         read = partial(transfers.ledger.count, state)
         metrics.gauge(f"pages_{state}", f"Pages that are {state}", read)
     metrics.gauge("transfers", "Transfers that hold pages", lambda: len(transfers.by_transfer))
+    metrics.gauge("kv_checks", "Checks of landed KV that were made", lambda: transfers.kv_checks)
+    metrics.gauge("streams", "Sequences that the engine has", lambda: len(transfers.by_seq))
     kvproxy = machine.links[Role.KVPROXY]
     metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
 
@@ -77,6 +79,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
     settings = service.settings
     config = EngineConfig(
         role="decode",
+        device=settings.device,
         model=settings.model,
         dtype=settings.dtype,
         pool_pages=settings.pool_pages,
@@ -84,6 +87,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
         slots=settings.slots,
         arrangement=settings.arrangement,
         threads=settings.threads,
+        overlap=settings.overlap,
         recheck_at_end=settings.recheck_at_end,
     )
 

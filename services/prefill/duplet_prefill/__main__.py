@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import grpc.aio
-from pydantic import Field
 
 from duplet.kvproxy.v1 import kvproxy_pb2_grpc
 from duplet.prefill.v1 import prefill_pb2_grpc
@@ -18,7 +17,7 @@ from duplet_core.prefill_state import PrefillConfig
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.prefix import RadixIndex
 from duplet_pages.spec import ModelSpec
-from duplet_runtime.engine_host import EngineSettings
+from duplet_runtime.engine_host import EngineSettings, by_device
 from duplet_runtime.engine_service import EngineService
 from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor
@@ -33,7 +32,7 @@ class PrefillSettings(EngineSettings):
 
     role: ClassVar[Role] = Role.PREFILL
 
-    chunk_rows: int = Field(default=256, ge=1)
+    chunk_rows: int = by_device(cpu=256, cuda=512, ge=1)
     """Most prompt rows one forward pass computes."""
     prefix_cache: bool = True
     """Keep computed pages and share them between prompts that begin with equal rows."""
@@ -64,6 +63,8 @@ def _observe(metrics: Metrics, machine: PrefillMachine) -> None:
     metrics.gauge(
         "transfers", "Transfers that hold pages or wait for them", lambda: len(jobs.by_transfer)
     )
+    metrics.gauge("queued", "Prompts that wait for pages", lambda: len(jobs.queue))
+    metrics.gauge("computing", "Prompts that the engine has", lambda: len(jobs.by_seq))
     kvproxy = machine.links[Role.KVPROXY]
     metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
 
@@ -73,6 +74,7 @@ async def serve(service: Service[PrefillSettings]) -> None:
     settings = service.settings
     config = EngineConfig(
         role="prefill",
+        device=settings.device,
         model=settings.model,
         dtype=settings.dtype,
         pool_pages=settings.pool_pages,
@@ -80,6 +82,7 @@ async def serve(service: Service[PrefillSettings]) -> None:
         chunk_rows=settings.chunk_rows,
         arrangement=settings.arrangement,
         threads=settings.threads,
+        overlap=settings.overlap,
     )
 
     def make_machine(ready: Ready) -> PrefillMachine:
