@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from duplet_client import AsyncClient, GenerateError, Unit
 from duplet_core.ids import Role
 from duplet_unit.events import Event, EventKind
+from duplet_unit.gpus import on_gpus
 from duplet_unit.probe import is_serving
 from duplet_unit.supervisor import Limits, Service, Supervisor
 from duplet_unit.unit import (
@@ -81,7 +82,7 @@ class LiveUnit:
         self.listen = listen
         self.addresses = {service.name: service.address for service in services}
         self.events: list[Event] = []
-        self._metrics = metrics
+        self.metrics = metrics
         self.supervisor = Supervisor(
             services, STAGES, run_dir / "logs", self.events.append, self._is_ready, limits
         )
@@ -151,7 +152,7 @@ class LiveUnit:
 
     def _read_metric(self, role: Role, full_name: str) -> float:
         try:
-            with urllib.request.urlopen(f"http://{self._metrics[role]}/metrics") as answer:
+            with urllib.request.urlopen(f"http://{self.metrics[role]}/metrics") as answer:
                 text = answer.read().decode()
         except OSError:
             return -1
@@ -252,11 +253,13 @@ async def live_unit(
     settings: Mapping[str, str] | None = None,
     limits: Limits = QUICK,
     modules: Mapping[Role, str] | None = None,
+    gpus: Sequence[str] = (),
 ) -> AsyncIterator[LiveUnit]:
     """Start a unit, wait until it serves, and drain it afterwards; nothing of it is left.
 
-    `modules`: what runs in a service's place, by the name of a module of these tests. A copy
-    check at the end of each stream is on: a write that came late would show.
+    `modules`: what runs in a service's place, by the name of a module of these tests. `gpus`:
+    prefill's and decode's; none: on the CPU. A copy check at the end of each stream is on: a
+    write that came late would show.
     """
     metrics = {str(role): free_local_address() for role in SERVICES}
     environment = clean_environment(
@@ -272,11 +275,14 @@ async def live_unit(
     )
     with owned_run_dir(None) as run_dir:
         listen = free_local_address()
+        services = unit_services(run_dir, listen, environment)
+        if gpus:
+            services = on_gpus(services, gpus)
         services = [
             replace(service, argv=(sys.executable, "-m", modules[Role(service.name)]))
             if modules and service.name in modules
             else service
-            for service in unit_services(run_dir, listen, environment)
+            for service in services
         ]
         unit = LiveUnit(run_dir, listen, services, metrics, limits)
         running = asyncio.create_task(unit.supervisor.run())

@@ -42,7 +42,7 @@ def test_port_zero_serves_nothing() -> None:
 def test_times_land_in_the_bucket_that_holds_them() -> None:
     metrics = Metrics("prefill")
     for seconds in (40e-6, 450e-6, 450e-6, 2.0):
-        metrics.observe("admission_seconds", seconds)
+        metrics.histogram("admission_seconds", "Of what").observe(seconds)
     read = metrics.registry.get_sample_value
     name = "duplet_prefill_admission_seconds"
     for bound, count in (("5e-05", 1), ("0.0004", 1), ("0.0005", 3), ("1.0", 3), ("+Inf", 4)):
@@ -54,14 +54,14 @@ def test_names_made_of_data_are_a_bug() -> None:
     metrics = Metrics("lb")
     for number in range(MAX_SERIES):
         metrics.counter("labelled", "By number", {"number": str(number)})
-        metrics.observe(f"n{number}_seconds", 0.001)
+        metrics.histogram(f"n{number}_seconds", "Of what")
     for number in range(MAX_SERIES - 1):
         metrics.count(f"n{number}")
     metrics.count("n0")
     with pytest.raises(InvariantError):
         metrics.count("one_more")
     with pytest.raises(InvariantError):
-        metrics.observe("one_more_seconds", 0.001)
+        metrics.histogram("one_more_seconds", "Of what")
     with pytest.raises(InvariantError):
         metrics.counter("labelled", "By number", {"number": "one more"})
     with pytest.raises(InvariantError, match="has the labels"):

@@ -19,6 +19,7 @@ from duplet_core.engine import FromEngine, Ready
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import Role
 from duplet_pages.engine_config import Arrangement, Dtype, EngineConfig
+from duplet_runtime.engine_meter import EngineMeter
 from duplet_runtime.engine_process import EngineProcess, EngineReady
 from duplet_runtime.executor import Executor
 from duplet_runtime.machine import Machine
@@ -82,6 +83,7 @@ class EngineHost:
         self.service = service
         self.executor: Executor | None = None
         """From Ready on."""
+        self._meter: EngineMeter | None = None
 
     def accept(self, executor: Executor, role: Role) -> Acceptor[Any]:
         """Our end of lb's streams on which we play `role`."""
@@ -110,6 +112,8 @@ class EngineHost:
                 machine = make_machine(ready.ready)
                 executor = self.executor = Executor(self.service, machine)
                 observe(executor.metrics, machine)
+                does = {"prefills": Role.PREFILL in plays, "decodes": Role.DECODE in plays}
+                self._meter = EngineMeter(executor.metrics, **does)
                 await self._serve(engine, ready, executor, plays)
         finally:
             await engine.stop()
@@ -152,7 +156,8 @@ class EngineHost:
         executor.metrics.close()
 
     def _from_engine(self, message: FromEngine) -> None:
-        assert self.executor is not None
+        assert self.executor is not None and self._meter is not None
+        self._meter.note(message)
         self.executor.feed(FromEngineEvent(message))
 
     def _engine_exited(self, code: int) -> None:

@@ -32,6 +32,7 @@ from duplet_core.engine import ToEngine
 from duplet_core.errors import Reason, require
 from duplet_core.ids import Role
 from duplet_core.messages import Admit, Message, Prefill
+from duplet_runtime.counters import COUNTERS, EVERYWHERE
 from duplet_runtime.machine import FatalErrors, Machine, MachineDriver
 from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor, Dialer, PeerEvent
@@ -40,6 +41,8 @@ from duplet_wire.streams import CODECS
 
 EXIT_FOR_PROOF = 75
 """Exit code of a process whose exit is the proof that others wait for (S9)."""
+
+ADMISSION = "From a request's arrival until it is admitted and handed on"
 
 
 class PeerEnd(Protocol):
@@ -56,6 +59,8 @@ class Executor:
     def __init__(self, service: Service[Any], machine: Machine[Event, Effect]) -> None:
         self.service = service
         self.metrics = Metrics(service.settings.role)
+        for name, meaning in {**EVERYWHERE, **COUNTERS[service.settings.role]}.items():
+            self.metrics.counter(name, meaning)
         self.driver: MachineDriver[Event, Effect] = MachineDriver(machine, self.execute)
         self.to_engine: Callable[[ToEngine], None] | None = None
         self._ends: dict[Role, PeerEnd] = {}
@@ -117,7 +122,10 @@ class Executor:
 
     def _accept(self, name: Role, own: Role, peer: Role) -> Acceptor[Any]:
         codec = CODECS[own, peer]
-        decode, feed = self._time_admission(codec.decode)
+        feed: Callable[[PeerEvent], None] = self.feed
+        decode = codec.decode
+        if peer is Role.LB:
+            decode, feed = self._time_admission(decode)
         acceptor: Acceptor[Any] = Acceptor(name, codec.encode, decode, feed, self.service.fail)
         self._ends[name] = acceptor
         return acceptor
@@ -131,6 +139,7 @@ class Executor:
         one variable holds the time at which the message was taken off its stream.
         """
         taken_ns = 0
+        admission = self.metrics.histogram("admission_seconds", ADMISSION)
 
         def decode_timed(proto: Any) -> Message:
             nonlocal taken_ns
@@ -140,7 +149,7 @@ class Executor:
         def feed_timed(event: PeerEvent) -> None:
             self.feed(event)
             if isinstance(event, Received) and isinstance(event.message, Admit | Prefill):
-                self.metrics.observe("admission_seconds", (time.monotonic_ns() - taken_ns) / 1e9)
+                admission.observe((time.monotonic_ns() - taken_ns) / 1e9)
 
         return decode_timed, feed_timed
 

@@ -154,10 +154,6 @@ class Metrics:
         families = self._shown.histograms
         return _series(families, self._prefix + name, meaning, labels, lambda: Histogram(bounds))
 
-    def observe(self, name: str, seconds: float) -> None:
-        """Add one time to the histogram `name`, declared before or not."""
-        self.histogram(name, name).observe(seconds)
-
     def serve(self, port: int, host: str = "127.0.0.1") -> None:
         """Serve on `port`; 0: not at all.
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -15,6 +14,7 @@ from duplet.kvproxy.v1 import kvproxy_pb2_grpc
 from duplet_core.effects import (
     CancelCopy,
     CloseMapping,
+    CopyDone,
     Effect,
     Exit,
     InstanceDied,
@@ -75,12 +75,15 @@ class KvproxyExecutor(Executor):
         self._choice = choice
         self._pools: dict[Role, PoolDescription] = {}
         """Of the newest instance of each role: what the transport in use follows from."""
-        self.mover = Mover(self.feed, choice, self._gpu_failed, service.settings.copy_delay_s)
-        counts = self.mover.counts
-        self.metrics.gauge("copied_bytes", "Bytes queued", lambda: counts.copied_bytes)
-        for name in choice.allowed:
-            read = partial(counts.copies.__getitem__, name)
-            self.metrics.gauge(f"copies_{name}", f"Copies by {name}", read)
+        self.mover = Mover(
+            self._copy_done, choice, self._gpu_failed, service.settings.copy_delay_s
+        )
+        self._copies = {
+            name: self.metrics.counter("copies", "Copies that began", {"transport": name})
+            for name in choice.allowed
+        }
+        self._copied_bytes = self.metrics.counter("copied_bytes", "Bytes of copies that began")
+        self._copy = self.metrics.histogram("copy_seconds", "From a copy's begin to its end")
         by_id, pools = machine.transfers.by_id, machine.pools
         self.metrics.gauge("transfers", "Transfers with a grant or a Move", lambda: len(by_id))
         withheld = "Ends of transfers that cannot be told though their copies should be done"
@@ -96,6 +99,15 @@ class KvproxyExecutor(Executor):
             self.mover.close_pool(effect.instance)
         else:
             super().execute_own(effect)
+
+    def _copy_done(self, done: CopyDone) -> None:
+        counts = self.mover.counts
+        for name, counter in self._copies.items():
+            counter.value = counts.copies[name]
+        self._copied_bytes.value = counts.copied_bytes
+        if done.started_ns:
+            self._copy.observe((done.done_ns - done.started_ns) / 1e9)
+        self.feed(done)
 
     def take_lifeline(self, peer: LifelinePeer) -> None:
         """Map the pool that came with a lifeline; without a sound one the peer stays refused."""

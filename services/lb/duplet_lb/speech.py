@@ -22,7 +22,7 @@ from duplet_lb.settings import LbSettings
 from duplet_lb.times import CallTimes, time_points
 from duplet_pages.prompt import check_prompt, check_sampling
 from duplet_pages.spec import ModelSpec
-from duplet_runtime.executor import Executor
+from duplet_runtime.executor import ADMISSION, Executor
 from duplet_runtime.service import OPEN, Service
 from duplet_wire.speech import check_request
 
@@ -46,6 +46,7 @@ class LbExecutor(Executor):
         self.metrics.gauge("queued", "Requests that wait for credit", lambda: machine.queued)
         self.metrics.gauge("streams", "Requests with rows", lambda: machine.streaming)
         self.meters = Meters(self.metrics)
+        self.admission = self.metrics.histogram("admission_seconds", ADMISSION)
 
     def execute_own(self, effect: Effect) -> None:
         if isinstance(effect, Rows):
@@ -187,7 +188,7 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             if times.admitted_ns and not call.started:
                 call.started = True
                 waited_s = (times.admitted_ns - times.received_ns) / 1e9
-                self._executor.metrics.observe("admission_seconds", waited_s)
+                self._executor.admission.observe(waited_s)
                 started = speech_pb2.Started(
                     request_id=submit.request_id,
                     seed=submit.sampling.seed,
