@@ -81,6 +81,7 @@ class AsyncClient:
         voice: str = "",
         session: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        traceparent: str = "",
     ) -> Generation:
         """Prepare a generation; reading it makes the call.
 
@@ -95,6 +96,7 @@ class AsyncClient:
             voice: label for logs and routing.
             session: label for logs and routing.
             timeout_s: deadline of the whole call.
+            traceparent: W3C trace context; the unit's spans become children of its span.
 
         Raises:
             InvalidInput: the prompt or a value cannot be sent; the detail names it.
@@ -115,7 +117,7 @@ class AsyncClient:
                 set_field(request, field, value, Reason.INVALID_REQUEST, field)
         if sampling is not None:
             request.sampling.CopyFrom(encode_sampling(sampling))
-        return Generation(self._stub, request, timeout_s, self._calls)
+        return Generation(self._stub, request, timeout_s, self._calls, traceparent)
 
     async def unit(self) -> Unit:
         """Ask what the unit is and how it does.

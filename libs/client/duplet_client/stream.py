@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -91,6 +92,7 @@ class Generation:
         request: pb.GenerateRequest,
         timeout_s: float,
         running: set[grpc.aio.Call],
+        traceparent: str = "",
     ) -> None:
         """`running`: the client's calls; this one is in it from its first read to its end."""
         if request.ByteSize() > MOST_REQUEST_BYTES:
@@ -103,7 +105,13 @@ class Generation:
         """Filled while events are read."""
         self._told = _Told()
         # The reader does not hold this object, so that dropping it ends the reader.
-        self._events = _read_events(stub, request, timeout_s, self.timing, self._told, running)
+        call = partial(
+            stub.Generate,
+            request,
+            timeout=timeout_s,
+            metadata=(("traceparent", traceparent),) if traceparent else (),
+        )
+        self._events = _read_events(call, request, self.timing, self._told, running)
 
     @property
     def timeline(self) -> Timeline | None:
@@ -143,9 +151,8 @@ class Generation:
 
 
 async def _read_events(
-    stub: SpeechAsyncStub,
+    start: Callable[[], grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]],
     request: pb.GenerateRequest,
-    timeout_s: float,
     timing: StreamTiming,
     told: _Told,
     running: set[grpc.aio.Call],
@@ -154,7 +161,7 @@ async def _read_events(
     sent_ns = time.monotonic_ns()
     timing.sent_ns = sent_ns
     request.sent_ns = sent_ns
-    call = stub.Generate(request, timeout=timeout_s)
+    call = start()
     running.add(call)
     finished = False
     try:

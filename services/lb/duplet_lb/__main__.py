@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 from duplet.decode.v1 import decode_pb2_grpc
@@ -26,6 +27,10 @@ async def serve(service: Service[LbSettings]) -> None:
     settings = service.settings
     config = FrontConfig(settings.queue_limit, settings.queue_wait_ms * 1_000_000)
     executor = LbExecutor(service, FrontMachine(service.instance, config))
+    if settings.otlp_endpoint:
+        from duplet_lb.tracing import Tracing  # it takes memory, which without spans is free
+
+        executor.tracing = Tracing(settings.otlp_endpoint, service.instance)
     executor.metrics.serve(settings.metrics_port)
     try:
         check_free(settings.listen)
@@ -43,6 +48,8 @@ async def serve(service: Service[LbSettings]) -> None:
         await service.draining.wait()
         await executor.drain(settings.drain_s)
     executor.driver.close()
+    if executor.tracing is not None:
+        await asyncio.to_thread(executor.tracing.close)
     executor.metrics.close()
 
 

@@ -26,6 +26,9 @@ class LbSettings(ServiceSettings):
     """Most seconds a request may take, also when the client's deadline is later."""
     unread_rows: int = Field(default=1024, ge=1)
     """Rows that wait for a client that does not read; more ends its stream."""
+    otlp_endpoint: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """OTLP collector over gRPC that gets each request's spans, such as http://localhost:4317;
+    empty: none."""
     drain_s: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that running streams get after SIGTERM."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -26,6 +26,9 @@ from duplet_runtime.executor import ADMISSION, Executor
 from duplet_runtime.service import OPEN, Service
 from duplet_wire.speech import check_request
 
+if TYPE_CHECKING:
+    from duplet_lb.tracing import Tracing
+
 VERSION = "0.1.0"
 MOST_TRACE_CHARS = 64
 
@@ -41,6 +44,8 @@ class LbExecutor(Executor):
         self.calls: dict[TransferId, Call] = {}
         self.spec: ModelSpec | None = None
         self.outcomes: Counter[str] = Counter()
+        self.tracing: Tracing | None = None
+        """Where an endpoint is set."""
         requests = machine.requests
         self.metrics.gauge("requests", "Requests that have not ended", lambda: len(requests))
         self.metrics.gauge("queued", "Requests that wait for credit", lambda: machine.queued)
@@ -115,6 +120,8 @@ class Speech(speech_pb2_grpc.SpeechServicer):
         meters.note_timeline(call.times, finished)
         if call.meter.rows:
             meters.note_stream(call.meter)
+        if self._executor.tracing is not None:
+            self._executor.tracing.emit(submit, call.times, finished, _outcome(ended))
         self._service.log.info(
             "request ended",
             request_id=submit.request_id,
