@@ -2,11 +2,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-bench clean
+.PHONY: help venv demo test explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 PROJECTS := pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
+
+DOCKER ?= docker
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' libs/unit/pyproject.toml)
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,15 +56,28 @@ faults: $(STAMP)  ## every fault on real processes, and a control run with one r
 faults-long: $(STAMP)  ## faults in random order until FAULTS_CHECKS=n KV checks (20,000)
 	@FAULTS_CHECKS=$${FAULTS_CHECKS:-20000} $(BIN)/python -m tests.faults.run_faults
 
-tables: $(STAMP)  ## the machines' tables in docs/safety.md, from the code
+tables: $(STAMP)  ## the machines' tables in docs/safety.md, and docs/settings.md, from the code
 	@$(BIN)/python -m docs.machine_tables
+	@$(BIN)/python -m docs.settings_tables
 
 gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs; the engine on one
 	@$(BIN)/pytest tests/gpu tests/gpu_engine
 
+gpu-faults: $(STAMP)  ## pauses and kills of a unit on two GPUs; FAULTS_CHECKS=n for a long run
+	@$(BIN)/python -m tests.faults.run_faults --gpu $(or $(GPUS),0,1)
+
 gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs, and decode_step.md, on one
-	$(BIN)/python -m bench.kv_move --commit $$(git rev-parse --short HEAD)
+	$(BIN)/python -m bench.kv_move
 	$(BIN)/python -m bench.decode_step
+
+images:  ## the four container images; BUILD_FLAGS=… for docker build
+	@for service in kvproxy prefill decode lb; do \
+	  DOCKER_BUILDKIT=1 $(DOCKER) build $(BUILD_FLAGS) -f docker/$$service.Dockerfile \
+	    --build-arg VERSION=$(VERSION) -t duplet-$$service:$(VERSION) .; \
+	done
+
+compose-test: $(STAMP)  ## a unit of containers: start, use, break, drain, leave nothing
+	@$(BIN)/python -m tests.compose.run_compose
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -1,10 +1,9 @@
 """One peer of a real kvproxy: prefill's or decode's I/O process over an owner of a GPU pool.
 
-`python -m bench.kv_move_peer ROLE JSON`: the JSON says run_dir, device, transfers, window, rows,
-chunk_rows, chunk_s, load. Prefill moves each transfer in chunks, chunk_s apart as a prefill
-computes them, `window` transfers at a time; decode grants as many. Prints one JSON object: this
-side's time of each transfer (last Move sent, or Landed received), on the machine's monotonic
-clock, in ns.
+`python -m bench.kv_move_peer ROLE JSON`: the JSON says run_dir, device, load, arrangement and
+phases, each a `Phase`. Both sides run the phases one after the other. Prints one JSON object:
+`times`, this side's time of each transfer (last Move sent, or Landed received), and prefill's
+`moves`, time and rows of every Move, all on the machine's monotonic clock, in ns.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import os
 import random
 import sys
 import time
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +30,67 @@ from duplet_runtime.service import new_instance
 from duplet_wire.streams import CODECS
 
 PAGE_ROWS = 16
-PAGES = 1024
-SLOTS = 8
-LIMIT_S = 40.0
+SLOT_PAGES = 128
+SLOTS = 16
+ROWS = 1500
+CHUNK_ROWS = 256
+LIMIT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How transfers arrive: an engine's steps, each a chunk of some of the prompts that are open,
+    in turns."""
+
+    name: str
+    transfers: int
+    window: int
+    """Prompts that are open at once."""
+    step_s: float
+    """0: all chunks of a transfer leave at once."""
+    step_prompts: int = 1
+
+
+@dataclass
+class _Open:
+    """A transfer on its way at prefill."""
+
+    number: int
+    pages: tuple[int, ...]
+    start: int = 0
 
 
 class Peer:
     """One side of every transfer. Owns its dialer; the owner process is the caller's."""
 
-    def __init__(self, role: Role, plan: dict[str, Any]) -> None:
+    def __init__(self, role: Role, run_dir: str, phases: list[Phase]) -> None:
         self.role = role
-        self.plan = plan
         self.instance = new_instance()
         self.times_ns: dict[int, int] = {}
+        self.moves: list[tuple[int, int]] = []
         self.done = asyncio.Event()
-        self._next = 0
-        self._ended = 0
+        self._phases = deque(phases)
+        self._phase = phases[0]
+        self._to_begin = 0
+        self._to_end = 0
+        self._number = 0
         self._stream = 0
         self._kvproxy: InstanceId | None = None
+        self._turns: deque[_Open] = deque()
         codec = CODECS[role, Role.KVPROXY]
-        address = f"unix:{plan['run_dir']}/kvproxy.sock"
         stub = kvproxy_pb2_grpc.KvProxyStub
 
         def method(channel: Any) -> Any:
             ends = stub(channel)
             return ends.ConnectPrefill if role is Role.PREFILL else ends.ConnectDecode
 
+        address = f"unix:{run_dir}/kvproxy.sock"
         self.dialer: Dialer[Any] = Dialer(
             Role.KVPROXY, address, method, codec.encode, codec.decode, self.take
         )
-        order = list(range(PAGES))
+        order = list(range(SLOTS * SLOT_PAGES))
         random.Random(role).shuffle(order)
-        size = PAGES // SLOTS
-        self._slots = [tuple(order[i * size : (i + 1) * size]) for i in range(SLOTS)]
+        self._slots = [tuple(order[i * SLOT_PAGES : (i + 1) * SLOT_PAGES]) for i in range(SLOTS)]
 
     def meet(self, kvproxy: InstanceId) -> None:
         """The lifeline is up."""
@@ -77,59 +106,83 @@ class Peer:
             return
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, Hello):
-            for _ in range(self.plan["window"]):
-                self._begin()
+            self._next_phase()
         elif isinstance(message, Landed | SourceReleased):
             if isinstance(message, Landed):
                 self.times_ns[int(message.transfer, 16)] = time.monotonic_ns()
-            self._ended += 1
+            self._to_end -= 1
             self._begin()
-            if self._ended == self.plan["transfers"]:
-                self.done.set()
+            if not self._to_end:
+                self._next_phase()
         elif message is not None and type(message).__name__ != "Started":
             raise SystemExit(f"{self.role}: {message}")
+
+    async def run_engine(self) -> None:
+        """Prefill's steps, at even times."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            step_s = self._phase.step_s or 0.001
+            due_s = max(due_s + step_s, loop.time())
+            await asyncio.sleep(due_s - loop.time())
+            for _ in range(min(self._phase.step_prompts, len(self._turns))):
+                transfer = self._turns.popleft()
+                self._move(transfer)
+                if transfer.start < ROWS:
+                    self._turns.append(transfer)
 
     def _send(self, message: Message) -> None:
         self.dialer.send(self._stream, message)
 
+    def _next_phase(self) -> None:
+        if not self._phases:
+            self.done.set()
+            return
+        self._phase = self._phases.popleft()
+        self._to_begin = self._to_end = self._phase.transfers
+        for _ in range(self._phase.window):
+            self._begin()
+
     def _begin(self) -> None:
-        """Grant or move one more transfer, if there is one."""
-        if self._next == self.plan["transfers"]:
+        """Grant or open one more transfer of the phase, if there is one."""
+        if not self._to_begin:
             return
-        number, self._next = self._next, self._next + 1
-        transfer = TransferId(f"{number:032x}")
-        rows = self.plan["rows"]
-        pages = self._slots[number % SLOTS][: -(-rows // PAGE_ROWS)]
+        self._to_begin -= 1
+        number, self._number = self._number, self._number + 1
+        pages = self._slots[number % SLOTS][: -(-ROWS // PAGE_ROWS)]
         if self.role is Role.DECODE:
-            self._send(Grant(transfer, pages, rows))
+            self._send(Grant(TransferId(f"{number:032x}"), pages, ROWS))
             return
-        self._move(number, transfer, pages, 0)
+        transfer = _Open(number, pages)
+        if self._phase.step_s:
+            self._turns.append(transfer)
+            return
+        while transfer.start < ROWS:
+            self._move(transfer)
 
-    def _move(self, number: int, transfer: TransferId, pages: tuple[int, ...], start: int) -> None:
-        """Send the Move that begins at row `start`, and later, or at once, the next."""
-        rows, pause_s = self.plan["rows"], self.plan["chunk_s"]
-        while start < rows:
-            count = min(self.plan["chunk_rows"], rows - start)
-            part = pages[start // PAGE_ROWS : -(-(start + count) // PAGE_ROWS)]
-            handoff = None
-            if start + count == rows:
-                handoff = Handoff(bytes(44), tuple(bytes(16) for _ in pages), (0,) * 6)
-                self.times_ns[number] = time.monotonic_ns()
-            self._send(Move(transfer, start, count, part, handoff))
-            start += count
-            if pause_s and start < rows:
-                loop = asyncio.get_running_loop()
-                loop.call_later(pause_s, self._move, number, transfer, pages, start)
-                return
+    def _move(self, transfer: _Open) -> None:
+        """Send the next chunk."""
+        count = min(CHUNK_ROWS, ROWS - transfer.start)
+        first, transfer.start = transfer.start, transfer.start + count
+        part = transfer.pages[first // PAGE_ROWS : -(-transfer.start // PAGE_ROWS)]
+        now_ns = time.monotonic_ns()
+        handoff = None
+        if transfer.start == ROWS:
+            digests = tuple(bytes(16) for _ in transfer.pages)
+            handoff = Handoff(bytes(44), digests, (0, 0, 0))
+            self.times_ns[transfer.number] = now_ns
+        self.moves.append((now_ns, count))
+        self._send(Move(TransferId(f"{transfer.number:032x}"), first, count, part, handoff))
 
 
-async def run(role: Role, plan: dict[str, Any]) -> dict[int, int]:
-    """All transfers, over an owner with its load on."""
-    layout = {"arrangement": "page-major", "page_rows": PAGE_ROWS, "pages": PAGES}
+async def run(role: Role, plan: dict[str, Any]) -> dict[str, Any]:
+    """All phases, over an owner with its load on."""
+    layout = {"page_rows": PAGE_ROWS, "pages": SLOTS * SLOT_PAGES}
+    layout["arrangement"] = plan["arrangement"]
     owner = OwnerProcess(plan["device"], "cumem-fd", **layout)
     owner.wait_ready()
     owner.ask(do="load", kind=plan["load"])
-    peer = Peer(role, plan)
+    peer = Peer(role, plan["run_dir"], [Phase(**phase) for phase in plan["phases"]])
     up = asyncio.Event()
     own_pidfd = os.pidfd_open(os.getpid())
 
@@ -151,18 +204,23 @@ async def run(role: Role, plan: dict[str, Any]) -> dict[int, int]:
     async with asyncio.timeout(LIMIT_S):
         await up.wait()
         tasks.append(asyncio.create_task(peer.dialer.run()))
-        await peer.done.wait()
+        if role is Role.PREFILL:
+            tasks.append(asyncio.create_task(peer.run_engine()))
+        done = asyncio.create_task(peer.done.wait())
+        ended, _ = await asyncio.wait([*tasks, done], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            # What runs for ever has failed where it is here.
+            task.result()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     os.close(own_pidfd)
     owner.close()
-    return peer.times_ns
+    return {"times": peer.times_ns, "moves": peer.moves}
 
 
 def main() -> int:
-    times = asyncio.run(run(Role(sys.argv[1]), json.loads(sys.argv[2])))
-    print(json.dumps({str(number): ns for number, ns in times.items()}))
+    print(json.dumps(asyncio.run(run(Role(sys.argv[1]), json.loads(sys.argv[2])))))
     return 0
 
 

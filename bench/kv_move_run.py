@@ -1,11 +1,10 @@
 """One condition of the KV movement bench: `python -m bench.kv_move_run idle|busy|mps`.
 
-Under `mps`, which changes nothing for copy engines, only kernels over layer-major pools are timed.
-
 Three processes: two owners of pools, each seeing one GPU, and this one, which sees both and
 moves. Every case is checked row for row, then timed in turns with one contiguous copy of the
 same bytes and nothing else. A time is from the checked request to the event that synchronised.
-Prints one JSON object a line: case, value, unit.
+Prints one JSON object a line: case, value, unit. `….ratio` is the case's median over that of the
+contiguous copy in turns with it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 
 from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, queue_copies, queue_copy
-from duplet_kvproxy.transport import GpuTransport, TransportName
+from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, TransportName
 from duplet_kvproxy.trial import build_transport
 from duplet_memory.cuda_driver import open_devices
 from duplet_memory.plan import RowCopy, check_copy, plan_pages, plan_ranges
@@ -40,8 +39,8 @@ Move = Callable[[int], Any]
 """Starts turn n and returns what can be waited for."""
 
 
-def say(case: str, value: float, unit: str, **more: Any) -> None:
-    print(json.dumps({"case": case, "value": round(value, 5), "unit": unit, **more}), flush=True)
+def say(case: str, value: float, unit: str) -> None:
+    print(json.dumps({"case": case, "value": round(value, 5), "unit": unit}), flush=True)
 
 
 class Bench:
@@ -151,8 +150,8 @@ def time_in_turns(moves: dict[str, Move], turns: int = TURNS) -> dict[str, list[
 
 def tell_ratios(label: str, condition: str, moves: dict[str, Move]) -> dict[str, float]:
     """Time each case in turns with the contiguous copy and nothing else, as one mover runs one
-    transport. Say p50 and p95 of both and the ratio; returns the ratios, and under "contiguous"
-    the median of all contiguous copies in ms."""
+    transport. Say p50, p95 and ratio of each and p50 of all contiguous copies; returns the
+    ratios, and that p50 in ms under "contiguous"."""
     contiguous = moves.pop("contiguous")
     ratios, floors = {}, []
     for name, move in moves.items():
@@ -160,40 +159,43 @@ def tell_ratios(label: str, condition: str, moves: dict[str, Move]) -> dict[str,
         floor, p50 = (statistics.median(values) for values in times.values())
         floors.append(floor)
         ratios[name] = p50 / floor
-        p95 = round(float(np.percentile(times[name], 95)), 4)
-        more = {"p95": p95, "contiguous_ms": round(floor, 4), "ratio": round(p50 / floor, 3)}
-        say(f"{label}.{name}.{condition}", p50, "ms", **more)
+        say(f"{label}.{name}.{condition}", p50, "ms")
+        say(f"{label}.{name}.{condition}.p95", float(np.percentile(times[name], 95)), "ms")
+        say(f"{label}.{name}.{condition}.ratio", p50 / floor, "ratio")
     ratios["contiguous"] = statistics.median(floors)
+    say(f"{label}.contiguous.{condition}", ratios["contiguous"], "ms")
     return ratios
 
 
 def run_page_major(condition: str) -> None:
     """Whole pages of 16 rows, digests, churn, small copies, and decode's step beside them."""
     bench = Bench(condition, "page-major", 16, 1024)
-    names: tuple[TransportName, ...] = ("pages", "push", "pull", "staged")
-    movers = {n: build_transport(n, bench.at, bench.to) for n in names}
-    for name in names:
+    movers = {n: build_transport(n, bench.at, bench.to) for n in GPU_TRANSPORTS}
+    for name in GPU_TRANSPORTS:
         bench.check(name, movers[name], ROWS)
-        if name != "pages":
+        if name not in WHOLE_PAGES:
             bench.check(name, movers[name], 1501, 5)
     bench.load(True)
     moves: dict[str, Move] = {"contiguous": bench.contiguous(ROWS)}
-    moves |= {name: bench.mover(movers[name], ROWS) for name in names}
-    moves["single-copies"] = bench.raw(plan_pages, ROWS, batched=False)
+    moves |= {name: bench.mover(mover, ROWS) for name, mover in movers.items()}
     if condition == "busy":
+        moves["one-copy-a-page"] = bench.raw(plan_pages, ROWS, batched=False)
         fresh, churned = churn(1024, ROWS // 16)
         moves["fresh"] = bench.mover(movers["pages"], ROWS, fresh)
         moves["churned"] = bench.mover(movers["pages"], ROWS, churned)
-    tell_digests(bench, condition, tell_ratios("page-major-2048", condition, moves))
+    ratios = tell_ratios("page-major-2048", condition, moves)
+    if condition == "busy":
+        tell_digests(bench, ratios)
+        tell_slowdown(bench, movers["pages"])
     small: dict[str, Move] = {"contiguous": bench.contiguous(128)}
-    small |= {name: bench.mover(movers[name], 128) for name in names}
+    small |= {name: bench.mover(mover, 128) for name, mover in movers.items()}
     tell_ratios("page-major-128", condition, small)
-    tell_slowdown(bench, condition, movers["pages"])
     bench.close()
 
 
-def tell_digests(bench: Bench, condition: str, ratios: dict[str, float]) -> None:
-    """Digests in both owners, and what they add to a move of whole pages."""
+def tell_digests(bench: Bench, ratios: dict[str, float]) -> None:
+    """Digests in both owners behind their loads' steps, and what they add to a move of whole
+    pages."""
     pages, to_pages = bench.pages(bench.source, ROWS), bench.pages(bench.dest, ROWS)
     copy = check_copy(bench.source.description, pages, bench.dest.description, to_pages, 0, ROWS)
     mover = build_transport("pages", bench.at, bench.to)
@@ -204,23 +206,21 @@ def tell_digests(bench: Bench, condition: str, ratios: dict[str, float]) -> None
     verified = bench.dest.ask(do="digest", pages=to_pages, rows=ROWS, repeats=40)
     if taken["digests"] != verified["digests"] or len(set(taken["digests"])) != len(pages):
         raise SystemExit("digests: taken and verified differ")
+    last = bench.source.ask(do="digest", pages=pages[:16], rows=256, repeats=40)
+    say("digest.taken-last-chunk.busy", last["time_ms"], "ms")
+    say("digest.taken.busy", taken["time_ms"], "ms")
+    say("digest.verified.busy", verified["time_ms"], "ms")
     floor = ratios["contiguous"]
-    added = taken["time_ms"] + verified["time_ms"]
     # Digests of earlier chunks are taken beside the next chunk's computation: only the last
     # chunk's is on the way.
-    last = bench.source.ask(do="digest", pages=pages[:16], rows=256, repeats=40)
-    exposed = last["time_ms"] + verified["time_ms"]
-    say(f"digest.taken-last-chunk.{condition}", last["time_ms"], "ms")
-    say(f"digest.exposed-ratio.{condition}", ratios["pages"] + exposed / floor, "ratio")
-    say(f"digest.taken.{condition}", taken["time_ms"], "ms")
-    say(f"digest.verified.{condition}", verified["time_ms"], "ms")
-    say(f"digest.in-all-ratio.{condition}", ratios["pages"] + added / floor, "ratio")
+    added = {"exposed": last["time_ms"] + verified["time_ms"]}
+    added["one-after-the-other"] = taken["time_ms"] + verified["time_ms"]
+    for name, ms in added.items():
+        say(f"digest.{name}.busy.ratio", ratios["pages"] + ms / floor, "ratio")
 
 
-def tell_slowdown(bench: Bench, condition: str, pages: GpuTransport) -> None:
+def tell_slowdown(bench: Bench, pages: GpuTransport) -> None:
     """Decode's step with 20 requests/s of 1,500 rows arriving, against none, in turns."""
-    if condition == "idle":
-        return
     move = bench.mover(pages, REQUEST_ROWS)
     steps: dict[bool, list[float]] = {False: [], True: []}
     for arriving in (False, True) * 2:
@@ -234,8 +234,7 @@ def tell_slowdown(bench: Bench, condition: str, pages: GpuTransport) -> None:
             time.sleep(1 / REQUESTS_PER_S)
         steps[arriving] += bench.dest.ask(do="steps")
     ratio = statistics.mean(steps[True]) / statistics.mean(steps[False])
-    p50 = [round(statistics.median(steps[k]), 4) for k in (False, True)]
-    say(f"decode-step.with-over-without.{condition}", ratio, "ratio", p50_ms=p50)
+    say("decode-step.with-over-without.busy", ratio, "ratio")
 
 
 def churn(pages: int, count: int) -> tuple[Any, Any]:
@@ -283,8 +282,7 @@ def run_layer_major(condition: str) -> None:
 
 def main() -> int:
     condition = sys.argv[1]
-    if condition != "mps":
-        run_page_major(condition)
+    run_page_major(condition)
     run_layer_major(condition)
     return 0
 

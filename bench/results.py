@@ -1,7 +1,8 @@
 """Results of benchmarks: one JSON object a line, and the tables made from them.
 
-`docs/measurements/NAME.jsonl` only grows; `NAME.md` beside it shows the newest value of every
-case on every machine. `python -m bench.results FILE.jsonl…` makes the tables again.
+`docs/measurements/NAME.jsonl` only grows; `NAME.md` beside it shows `NAME.notes.md`, written by
+hand where cases need words, and the newest value of every case on every machine.
+`python -m bench.results FILE.jsonl…` makes the tables again.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ def write_table(path: Path) -> None:
         newest = machines.setdefault(result.machine, {})
         newest.pop(result.case, None)  # a case stands where its newest run put it
         newest[result.case] = result
-    parts = [f"# {path.stem}", "A '+' behind a commit: the tree held changes beyond it."]
+    parts = [f"# {path.stem}"]
+    notes = path.with_suffix(".notes.md")
+    if notes.exists():
+        parts.append(notes.read_text("utf-8").strip())
+    parts.append("A '+' behind a commit: the tree held changes beyond it.")
     for machine, newest in machines.items():
         results = list(newest.values())
         runs = dict.fromkeys(
