@@ -66,8 +66,9 @@ gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs; the engine on
 gpu-faults: $(STAMP)  ## pauses and kills of a unit on two GPUs; FAULTS_CHECKS=n for a long run
 	@$(BIN)/python -m tests.faults.run_faults --gpu $(or $(GPUS),0,1)
 
-gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs, and decode_step.md, on one
+gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs; products.md, decode_step.md, on one
 	$(BIN)/python -m bench.kv_move
+	$(BIN)/python -m bench.products
 	$(BIN)/python -m bench.decode_step
 
 images:  ## the four container images; BUILD_FLAGS=… for docker build

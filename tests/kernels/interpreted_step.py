@@ -15,11 +15,9 @@ from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
 from duplet_engine.gpu_draw import launch_draw
 from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
-from duplet_engine.gpu_linear import choose_parts, launch_stream_weights
 from duplet_engine.gpu_model import GpuModel
 from duplet_engine.gpu_norm import launch_add_norm
 from duplet_engine.gpu_state import StreamState
-from duplet_engine.gpu_swiglu import launch_swiglu
 from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
 from duplet_engine.tiny import TINY, tiny_weights
 from duplet_pages.engine_config import EngineConfig
@@ -39,32 +37,6 @@ def test_add_norm_is_its_formula(parts: int, width: int) -> None:
     out = launch_add_norm(x, delta if parts else None, weight, 1e-5)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(x.double(), total, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("parts", "mlp"), [(1, 192), (2, 1030)])
-def test_swiglu_is_its_formula(parts: int, mlp: int) -> None:
-    both = torch.randn((parts, 3, 2 * mlp), generator=torch.Generator().manual_seed(mlp))
-    gate, up = both.double().sum(0).view(3, 2, mlp).unbind(1)
-    out = launch_swiglu(both, torch.float32)
-    expected = torch.nn.functional.silu(gate) * up
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("m", "n", "k", "parts"), [(1, 64, 1024, 2), (3, 128, 640, 4)])
-def test_streamed_weights_are_a_product(m: int, n: int, k: int, parts: int) -> None:
-    chance = torch.Generator().manual_seed(k)
-    x, weight = (torch.randn(size, generator=chance) for size in ((m, k), (n, k)))
-    out = launch_stream_weights(x, weight, parts)
-    assert out.shape == (parts, m, n)
-    expected = x.double() @ weight.double().T
-    torch.testing.assert_close(out.double().sum(0), expected, rtol=0, atol=1e-3)
-
-
-def test_k_is_cut_until_every_processor_has_work() -> None:
-    """S2-Pro's four products on an H200, as measured; never into parts too short to read ahead."""
-    shapes = [(6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728)]
-    assert [choose_parts(n, k, 132) for n, k in shapes] == [2, 4, 1, 4]
-    assert choose_parts(64, 1024, 132) == 2
 
 
 def make_state(count: int, entries: int) -> StreamState:

@@ -15,7 +15,7 @@ from duplet_engine.gpu_attend_step import attend_step, join_splits
 from duplet_engine.gpu_draw import draw_entry
 from duplet_engine.gpu_embed import embed_rows
 from duplet_engine.gpu_heads import place_heads
-from duplet_engine.gpu_linear import stream_weights
+from duplet_engine.gpu_linear import choose_tiles, stream_weights
 from duplet_engine.gpu_norm import add_norm
 from duplet_engine.gpu_state import advance
 from duplet_engine.gpu_swiglu import swiglu
@@ -32,8 +32,11 @@ _POINTERS = (
     *("recent", "drawn", "codes", "broken", "ids", "state_rows"),
 )
 _HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAGE_ROWS": 16}
-_STEP = _HEADS | {"QUERIES": 16, "BLOCK_ROWS": 64, "PRECISION": "tf32"}
+_STEP = _HEADS | {"QUERIES": 16, "BLOCK_ROWS": 64, "PRECISION": "tf32", "OVERLAP": True}
 _DRAW = {"WINDOW": 128, "CODES": 4096}
+
+SHARED_BYTES = {90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""Most that one program may have."""
 
 CASES: dict[str, Case] = {
     "attend_step": (attend_step, {"out": "*bf16"}, _STEP | {"SPLITS": 1}, {"num_warps": 4}),
@@ -41,7 +44,7 @@ CASES: dict[str, Case] = {
     "join_splits": (
         join_splits,
         {"out": "*bf16"},
-        {"HEAD_DIM": 128, "SPLITS": 64},
+        {"HEAD_DIM": 128, "SPLITS": 64, "OVERLAP": True},
         {"num_warps": 4},
     ),
     "attend_chunk": (
@@ -50,15 +53,25 @@ CASES: dict[str, Case] = {
         _HEADS | {"GROUP_PADDED": 4, "QUERIES": 128, "BLOCK_ROWS": 64, "PRECISION": "tf32"},
         {"num_warps": 8},
     ),
-    "stream_weights": (
-        stream_weights,
-        {"x": "*bf16", "out": "*fp32"},
-        {"BLOCK_ROWS": 16, "BLOCK_OUT": 64, "BLOCK_IN": 128},
-        {"num_warps": 4, "num_stages": 4},
+    "attend_row": (
+        attend_step,
+        {"out": "*bf16"},
+        _STEP | {"SPLITS": 1, "BLOCK_ROWS": 16},
+        {"num_warps": 2},
     ),
-    "add_norm": (add_norm, {"out": "*bf16"}, {"PARTS": 4, "BLOCK": 4096}, {"num_warps": 8}),
-    "swiglu": (swiglu, {"out": "*bf16"}, {"PARTS": 4, "BLOCK": 1024}, {"num_warps": 4}),
-    "place_heads": (place_heads, {}, _HEADS | {"PARTS": 2, "QK_NORM": True}, {"num_warps": 1}),
+    "add_norm": (
+        add_norm,
+        {"out": "*bf16"},
+        {"PARTS": 3, "BLOCK": 4096, "OVERLAP": True},
+        {"num_warps": 8},
+    ),
+    "swiglu": (swiglu, {"out": "*bf16"}, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
+    "place_heads": (
+        place_heads,
+        {},
+        _HEADS | {"PARTS": 2, "QK_NORM": True, "BLOCK_HEADS": 8, "OVERLAP": True},
+        {"num_warps": 4},
+    ),
     "embed_rows": (
         embed_rows,
         {"out": "*fp32"},
@@ -110,5 +123,51 @@ def test_engine_kernel(name: str, capability: int, tmp_path: Path) -> None:
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert compiled.asm["cubin"]
     assert_no_spills(compiled.asm["ptx"], tmp_path)
-    if name in ("attend_step", "attend_chunk", "stream_weights"):
+    if name in ("attend_step", "attend_chunk"):
         assert "cp.async" in compiled.asm["ptx"], "reads ahead"
+    if "OVERLAP" in constants:
+        assert_waits_first(compiled.asm["ptx"])
+
+
+def assert_waits_first(ptx: str) -> None:
+    """Nothing is read or written, and no kernel let in, before those queued earlier have ended."""
+    wait = ptx.index("griddepcontrol.wait")
+    for touch in ("ld.global", "st.global", "cp.async", "griddepcontrol.launch_dependents"):
+        assert touch not in ptx[:wait], touch
+    assert ptx.count("griddepcontrol.launch_dependents") == 1
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("m", [1, 32, 64, 128])
+def test_stream_weights(m: int, gated: bool, capability: int, tmp_path: Path) -> None:
+    """S2-Pro's products, cut for each GPU's memory."""
+    shared_bytes = SHARED_BYTES[capability]
+    for n, k in ((19456, 2560),) if gated else ((6144, 2560), (2560, 9728)):
+        cut = choose_tiles(m, n, k, 132, shared_bytes, gated)
+        constants = {
+            "BLOCK_ROWS": cut.rows,
+            "BLOCK_OUT": cut.out,
+            "BLOCK_IN": cut.inner,
+            "GATED": gated,
+            "OVERLAP": True,
+        }
+        signature = dict.fromkeys(("m", "n", "k", "share"), "i32")
+        signature |= dict.fromkeys(constants, "constexpr")
+        signature["x"] = f"tensordesc<bf16[{cut.rows}, {cut.inner}]>"
+        signature["weight"] = f"tensordesc<bf16[{cut.out}, {cut.inner}]>"
+        signature["out"] = "*bf16" if gated else "*fp32"
+        names = stream_weights.arg_names
+        signature = {name: signature[name] for name in names}
+        aligned = {
+            (names.index(name),): [["tt.divisibility", 16]] for name in ("out", "n", "k", "share")
+        }
+        compiled = triton.compile(
+            ASTSource(stream_weights, signature, constants, aligned),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": True},
+        )
+        assert compiled.metadata.shared <= shared_bytes
+        assert_no_spills(compiled.asm["ptx"], tmp_path)
+        assert "cp.async.bulk.tensor" in compiled.asm["ptx"], "reads ahead"
+        assert_waits_first(compiled.asm["ptx"])

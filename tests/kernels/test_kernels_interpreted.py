@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
         "interpreted_move_rows.py",
         "interpreted_kv_hash.py",
         "interpreted_attend.py",
+        "interpreted_linear.py",
         "interpreted_step.py",
         "interpreted_engine.py",
     ],

@@ -20,11 +20,15 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.gpu_linear import follow
 
 _LEAST_QUERIES = 16
 """Rows of the smallest matrix product; a group of query heads is padded to them."""
 _MOST_SPLITS = 64
 _WARPS = 4
+_SHORT_ROWS = 16
+"""With blocks of so many rows there is less for a program to do."""
+_SHORT_WARPS = 2
 _STAGES = 3
 
 
@@ -51,6 +55,7 @@ def attend_step(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (kv head, row, split).
 
@@ -64,6 +69,8 @@ def attend_step(  # type: ignore[no-untyped-def]
             written otherwise.
         scale: log2(e) / sqrt(HEAD_DIM).
     """
+    if OVERLAP:
+        follow()
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -116,9 +123,11 @@ def attend_step(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def join_splits(  # type: ignore[no-untyped-def]
-    parts, logs, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr
+    parts, logs, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """Program (row and head): `out = sum_s 2^(log_s - top) part_s / sum_s 2^(log_s - top)`."""
+    if OVERLAP:
+        follow()
     program = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     item = tl.arange(0, HEAD_DIM)
@@ -197,11 +206,20 @@ def launch_attend_step(
         BLOCK_ROWS=block_rows,
         SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=_WARPS,
+        OVERLAP=query.is_cuda,
+        num_warps=_WARPS if block_rows > _SHORT_ROWS else _SHORT_WARPS,
         num_stages=_STAGES,
+        launch_pdl=query.is_cuda,
     )
     if splits > 1:
         join_splits[(rows * heads,)](
-            parts, logs, out, HEAD_DIM=kv.head_dim, SPLITS=splits, num_warps=_WARPS
+            parts,
+            logs,
+            out,
+            HEAD_DIM=kv.head_dim,
+            SPLITS=splits,
+            OVERLAP=query.is_cuda,
+            num_warps=_WARPS,
+            launch_pdl=query.is_cuda,
         )
     return out

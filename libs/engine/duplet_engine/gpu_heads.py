@@ -21,6 +21,10 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.gpu_linear import follow
+
+_BLOCK_HEADS = 8
+_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,36 +75,46 @@ def place_heads(  # type: ignore[no-untyped-def]
     PAGE_ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     QK_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Program (row, head of queries, then keys, then values); `qkv` is [PARTS, rows, width]."""
+    """Program (row, block of heads: queries, then keys, then values).
+
+    `qkv` is [PARTS, rows, width].
+    """
+    if OVERLAP:
+        follow()
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     position = tl.load(positions + row)
-    item = tl.arange(0, HEAD_DIM)
+    item = tl.arange(0, HEAD_DIM)[None, :]
+    real = head < HEADS + 2 * KV_HEADS
     source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM + item
-    value = tl.zeros((HEAD_DIM,), tl.float32)
+    value = tl.zeros((BLOCK_HEADS, HEAD_DIM), tl.float32)
     for part in tl.static_range(PARTS):
-        value += tl.load(source + part * part_stride).to(tl.float32)
-    if head < HEADS + KV_HEADS:
-        if QK_NORM:
-            weight = tl.load(tl.where(head < HEADS, q_norm, k_norm) + item).to(tl.float32)
-            value *= tl.rsqrt(tl.sum(value * value, axis=0) / HEAD_DIM + eps) * weight
-        pair = tl.maximum(position, 0) * (HEAD_DIM // 2) + tl.arange(0, HEAD_DIM // 2)
-        c = tl.load(cos + pair)
-        s = tl.load(sin + pair)
-        even, odd = tl.split(tl.reshape(value, (HEAD_DIM // 2, 2)))
-        value = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (HEAD_DIM,))
-    if head < HEADS:
-        place = (row * HEADS + head) * HEAD_DIM + item
-        tl.store(query + place, value.to(query.dtype.element_ty))
-    elif position >= 0:
+        value += tl.load(source + part * part_stride, mask=real, other=0.0).to(tl.float32)
+    turned = value
+    if QK_NORM:
+        weight = tl.where(head < HEADS, tl.load(q_norm + item), tl.load(k_norm + item))
+        mean = tl.sum(turned * turned, axis=1, keep_dims=True) / HEAD_DIM
+        turned = turned * tl.rsqrt(mean + eps) * weight.to(tl.float32)
+    pair = tl.maximum(position, 0) * (HEAD_DIM // 2) + tl.arange(0, HEAD_DIM // 2)[None, :]
+    c = tl.load(cos + pair)
+    s = tl.load(sin + pair)
+    even, odd = tl.split(tl.reshape(turned, (BLOCK_HEADS, HEAD_DIM // 2, 2)))
+    turned = tl.join(even * c - odd * s, odd * c + even * s)
+    turned = tl.reshape(turned, (BLOCK_HEADS, HEAD_DIM))
+    place = query + (row * HEADS + head) * HEAD_DIM + item
+    tl.store(place, turned.to(query.dtype.element_ty), mask=head < HEADS)
+    if position >= 0:
         is_value = head >= HEADS + KV_HEADS
         kv_head = head - HEADS - tl.where(is_value, KV_HEADS, 0)
         table = tables + tl.load(table_index + row).to(tl.int64) * table_width
         page = tl.load(table + position // PAGE_ROWS).to(tl.int64)
-        place = page * page_stride + tl.where(is_value, kv_stride, 0)
-        place += (position % PAGE_ROWS) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        tl.store(keys + place + item, value.to(keys.dtype.element_ty))
+        place = keys + page * page_stride + tl.where(is_value, kv_stride, 0)
+        place += (position % PAGE_ROWS) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + item
+        value = tl.where(is_value, value, turned)
+        tl.store(place, value.to(keys.dtype.element_ty), mask=(head >= HEADS) & real)
 
 
 def launch_place_heads(
@@ -123,7 +137,7 @@ def launch_place_heads(
     query = kv.items.new_empty(m, heads * kv.head_dim)
     q_norm = weights.cos if weights.q_norm is None else weights.q_norm
     k_norm = weights.cos if weights.k_norm is None else weights.k_norm
-    place_heads[(m, heads + 2 * kv.kv_heads)](
+    place_heads[(m, triton.cdiv(heads + 2 * kv.kv_heads, _BLOCK_HEADS))](
         qkv,
         query,
         kv.layer(layer),
@@ -145,6 +159,9 @@ def launch_place_heads(
         PAGE_ROWS=kv.page_rows,
         PARTS=parts,
         QK_NORM=weights.q_norm is not None,
-        num_warps=1,
+        BLOCK_HEADS=_BLOCK_HEADS,
+        OVERLAP=qkv.is_cuda,
+        num_warps=_WARPS,
+        launch_pdl=qkv.is_cuda,
     )
     return query

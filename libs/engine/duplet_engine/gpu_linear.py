@@ -2,25 +2,60 @@
 
     out[part] = x[:, part] @ weight[:, part].T,    the parts dividing k
 
-The parts are summed by the kernel that reads the product next, in float32. Products with many
-rows, of other shapes or in float32 are cuBLAS's, in one part.
+The parts are summed by the kernel that reads the product next, in float32. Of a weight whose
+first half gates the second, in one part:
+
+    out = silu(x @ gate.T) * (x @ up.T)
+
+Products with many rows, of other shapes or in float32 are cuBLAS's, in one part.
+
+A step's kernels overlap at their borders: each may be launched before the one before it has
+ended. It first waits until that one has, and only then lets the next be launched, so that no
+kernel touches memory before all that were queued earlier are through with it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
-MOST_ROWS = 16
-"""With more rows cuBLAS was faster for S2-Pro's shapes on an H200: at 64 rows 77 us a block
-against 83, at 128 rows 80 against 106; with one row 74 against 62."""
-BLOCK_OUT = 64
-BLOCK_IN = 128
-_WARPS = 4
+_MOST_ROWS = 128
+"""With more rows cuBLAS was as fast for S2-Pro's shapes on an H200."""
+_MOST_STAGES = 8
 _LEAST_BLOCKS = 4
 """Blocks of k in a part."""
+_ROOMY_BYTES = 200 * 1024
+"""Shared memory from which on a gated product of many rows is cut into large blocks."""
+_SPARE_BYTES = 1024
+"""Of a program's shared memory, left for barriers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a product is cut."""
+
+    rows: int
+    """Of x, padded to a power of two, at least 16."""
+    out: int
+    """Rows of the weight that a program takes, and as many of the other half where it is gated."""
+    inner: int
+    """Columns of one block of k."""
+    parts: int
+    stages: int
+    """Blocks of k that are under way at a time."""
+    warps: int
+
+
+@triton.jit
+def follow():  # type: ignore[no-untyped-def]
+    """Wait until the kernel before this one has ended; then let the next one be launched."""
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -32,39 +67,73 @@ def stream_weights(  # type: ignore[no-untyped-def]
     n,
     k,
     share,
-    part_stride,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (block of n, part): the weights are the product's left side.
 
     Args:
-        x: [m, k]. weight: [n, k], n whole blocks, k whole blocks. out: float32 [parts, m, n].
+        x: descriptor of [m, k] in blocks [BLOCK_ROWS, BLOCK_IN], zeros outside.
+        weight: descriptor of [n, k], or of [2 * n, k] where GATED, in blocks
+            [BLOCK_OUT, BLOCK_IN], zeros outside.
+        out: float32 [parts, m, n], or [m, n] of x's dtype where GATED.
         share: columns of one part, whole blocks.
     """
-    row = tl.arange(0, BLOCK_ROWS)
-    column = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    if OVERLAP:
+        follow()
+    first = tl.program_id(0) * BLOCK_OUT
     part = tl.program_id(1)
-    inner = tl.arange(0, BLOCK_IN)
-    x_place = x + row[:, None] * k + inner[None, :]
-    w_place = weight + column.to(tl.int64)[:, None] * k + inner[None, :]
     total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
-    for start in range(part * share, tl.minimum(k, (part + 1) * share), BLOCK_IN):
-        w = tl.load(w_place + start, eviction_policy="evict_first")
-        a = tl.load(x_place + start, mask=(row < m)[:, None], other=0.0)
-        total = tl.dot(w, tl.trans(a), total)
-    place = out + part * part_stride + row[:, None] * n + column[None, :]
-    tl.store(place, tl.trans(total), mask=(row < m)[:, None])
+    gate = total
+    for at in range(part * share, tl.minimum(k, (part + 1) * share), BLOCK_IN):
+        a = tl.trans(x.load([0, at]))
+        w = weight.load([first, at])
+        if GATED:
+            gate = tl.dot(w, a, gate)
+            w = weight.load([n + first, at])
+        total = tl.dot(w, a, total)
+    if GATED:
+        total = gate / (1.0 + tl.exp(-gate)) * total
+    row = tl.arange(0, BLOCK_ROWS)
+    column = first + tl.arange(0, BLOCK_OUT)
+    place = out + part.to(tl.int64) * m * n + row[:, None] * n + column[None, :]
+    real = (row < m)[:, None] & (column < n)[None, :]
+    tl.store(place, tl.trans(total).to(out.dtype.element_ty), mask=real)
 
 
-def choose_parts(n: int, k: int, processors: int) -> int:
-    """Parts of k, a power of two, so that every processor has a program and each program a few
-    blocks to read ahead."""
-    parts = 1
-    while n // BLOCK_OUT * parts < processors and k // BLOCK_IN // (2 * parts) >= _LEAST_BLOCKS:
-        parts *= 2
-    return parts
+def choose_tiles(
+    m: int, n: int, k: int, processors: int, shared_bytes: int, gated: bool = False
+) -> Tiles:
+    """The cut that was fastest for S2-Pro's shapes on an H200: one program a processor, with as
+    much under way as its memory holds.
+
+    Args:
+        m: rows of x, at most 128. n: rows of the weight. k: columns.
+        processors: multiprocessors of the GPU.
+        shared_bytes: shared memory of one.
+        gated: whether the weight's first half gates the second.
+    """
+    rows = max(16, triton.next_power_of_2(m))
+    if gated:
+        out = 128 if rows >= 64 and shared_bytes >= _ROOMY_BYTES else 64
+        inner = 128 if rows < 64 else 64
+        parts = 1
+    else:
+        out, inner = 64, 128
+        parts = max(1, min(processors // triton.cdiv(n, out), k // inner // _LEAST_BLOCKS))
+        if rows == 64 and parts > 1:
+            inner = 64
+    block_bytes = 2 * inner * (rows + (2 * out if gated else out))
+    stages = max(2, min(_MOST_STAGES, (shared_bytes - _SPARE_BYTES) // block_bytes))
+    return Tiles(rows, out, inner, parts, stages, 8 if gated and rows > 64 else 4)
+
+
+def streams(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product's weights are streamed; the copies take whole 16 bytes."""
+    return x.shape[0] <= _MOST_ROWS and x.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
 
 
 def linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
@@ -78,49 +147,63 @@ def linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
     Returns:
         [parts, m, n]: float32 where the weights were streamed, one part in x's dtype where not.
     """
-    m, k = x.shape
-    n = weight.shape[0]
-    if m > MOST_ROWS or n % BLOCK_OUT or k % BLOCK_IN or x.dtype != torch.bfloat16:
+    if not streams(x, weight):
         return torch.mm(x, weight.t())[None]
-    return launch_stream_weights(x, weight, choose_parts(n, k, processors))
-
-
-def launch_stream_weights(x: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """Queue `stream_weights` on the current stream.
-
-    Args:
-        x: [m, k], m at most MOST_ROWS.
-        weight: [n, k] of the same dtype, n and k whole blocks.
-        parts: of k, from `choose_parts`.
-
-    Returns:
-        float32 [parts, m, n]
-    """
-    m, k = x.shape
-    n = weight.shape[0]
-    share = triton.cdiv(k // BLOCK_IN, parts) * BLOCK_IN
-    out = x.new_empty(parts, m, n, dtype=torch.float32)
-    stream_weights[(n // BLOCK_OUT, parts)](
-        x,
-        weight,
-        out,
-        m,
-        n,
-        k,
-        share,
-        m * n,
-        BLOCK_ROWS=MOST_ROWS,
-        BLOCK_OUT=BLOCK_OUT,
-        BLOCK_IN=BLOCK_IN,
-        num_warps=_WARPS,
-        # Several programs share a processor where k is not cut, and its memory.
-        num_stages=3 if parts == 1 else 4,
-    )
-    return out
+    n, k = weight.shape
+    tiles = choose_tiles(x.shape[0], n, k, processors, shared_bytes(x))
+    return launch_stream_weights(x, weight, tiles)
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
     """Float32 logits [m, n] of `hidden` [m, k] and an output `weight` [n, k]."""
+    if streams(hidden, weight):
+        n, k = weight.shape
+        tiles = choose_tiles(hidden.shape[0], n, k, 1, shared_bytes(hidden))
+        return launch_stream_weights(hidden, weight, tiles)[0]
     if hidden.dtype == torch.float32:
         return torch.mm(hidden, weight.t())
     return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+
+
+def shared_bytes(x: Tensor) -> int:
+    """Shared memory that one program may have on a tensor's GPU."""
+    found = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
+    return int(found["max_shared_mem"])
+
+
+def launch_stream_weights(x: Tensor, weight: Tensor, tiles: Tiles, gated: bool = False) -> Tensor:
+    """Queue `stream_weights` on the current stream.
+
+    Args:
+        x: [m, k], m at most `tiles.rows`.
+        weight: [n, k] of the same dtype.
+        tiles: from `choose_tiles`.
+        gated: whether the weight's first half gates the second.
+
+    Returns:
+        float32 [parts, m, n]; [m, n / 2] in x's dtype where `gated`.
+    """
+    m, k = x.shape
+    n = weight.shape[0] // 2 if gated else weight.shape[0]
+    if gated:
+        out = x.new_empty(m, n)
+    else:
+        out = x.new_empty(tiles.parts, m, n, dtype=torch.float32)
+    stream_weights[(triton.cdiv(n, tiles.out), tiles.parts)](
+        TensorDescriptor.from_tensor(x, [tiles.rows, tiles.inner]),
+        TensorDescriptor.from_tensor(weight, [tiles.out, tiles.inner]),
+        out,
+        m,
+        n,
+        k,
+        triton.cdiv(triton.cdiv(k, tiles.inner), tiles.parts) * tiles.inner,
+        BLOCK_ROWS=tiles.rows,
+        BLOCK_OUT=tiles.out,
+        BLOCK_IN=tiles.inner,
+        GATED=gated,
+        OVERLAP=x.is_cuda,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        launch_pdl=x.is_cuda,
+    )
+    return out

@@ -21,7 +21,7 @@ from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_linear import linear, logits_of
 from duplet_engine.gpu_norm import launch_add_norm
 from duplet_engine.gpu_state import StreamState, launch_advance
-from duplet_engine.gpu_swiglu import launch_swiglu
+from duplet_engine.gpu_swiglu import gated_linear
 from duplet_engine.model_config import ModelConfig, TransformerConfig
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -100,8 +100,7 @@ class GpuTransformer:
             query = launch_place_heads(qkv, block.heads, kv, layer, places, c.heads)
             delta = linear(attend(layer, query), block.wo, sms)
             hidden = launch_add_norm(x, delta, block.ffn_norm, c.norm_eps)
-            both = linear(hidden, block.w13, sms)
-            delta = linear(launch_swiglu(both, hidden.dtype), block.w2, sms)
+            delta = linear(gated_linear(hidden, block.w13, sms), block.w2, sms)
         return launch_add_norm(x, delta, self._norm, c.norm_eps)
 
 

@@ -9,12 +9,25 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from duplet_engine.gpu_linear import follow
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def add_norm(  # type: ignore[no-untyped-def]
-    x, delta, weight, out, part_stride, width, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    delta,
+    weight,
+    out,
+    part_stride,
+    width,
+    eps,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (row); `delta` is [PARTS, rows, width], nothing is added where PARTS is 0."""
+    if OVERLAP:
+        follow()
     row = tl.program_id(0).to(tl.int64)
     item = tl.arange(0, BLOCK)
     mask = item < width
@@ -53,6 +66,8 @@ def launch_add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float)
         eps,
         PARTS=0 if delta is None else delta.shape[0],
         BLOCK=block,
+        OVERLAP=x.is_cuda,
         num_warps=max(1, min(8, block // 512)),
+        launch_pdl=x.is_cuda,
     )
     return out

@@ -1,4 +1,7 @@
-"""`silu(gate) * up` over a product whose first half is the gate: sums of parts in float32."""
+"""The feed-forward's first product with its gate: `silu(x @ gate.T) * (x @ up.T)`, in float32.
+
+With few rows one kernel does both, with many cuBLAS's product goes through memory in x's dtype.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,64 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from duplet_engine.gpu_linear import (
+    choose_tiles,
+    follow,
+    launch_stream_weights,
+    shared_bytes,
+    streams,
+)
+
 _BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu(  # type: ignore[no-untyped-def]
-    both, out, part_stride, mlp, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    both, out, mlp, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """Program (row, block of columns); `both` is [PARTS, rows, 2 * mlp]."""
+    """Program (row, block of columns); `both` is [rows, 2 * mlp], the gate first."""
+    if OVERLAP:
+        follow()
     row = tl.program_id(0).to(tl.int64)
     item = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = item < mlp
-    gate = tl.zeros((BLOCK,), tl.float32)
-    up = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(PARTS):
-        place = part * part_stride + row * 2 * mlp + item
-        gate += tl.load(both + place, mask=mask, other=0.0).to(tl.float32)
-        up += tl.load(both + place + mlp, mask=mask, other=0.0).to(tl.float32)
+    place = both + row * 2 * mlp + item
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + mlp, mask=mask, other=0.0).to(tl.float32)
     value = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * mlp + item, value.to(out.dtype.element_ty), mask=mask)
 
 
-def launch_swiglu(both: Tensor, dtype: torch.dtype) -> Tensor:
-    """Queue it on the current stream: `both` [parts, m, 2 * mlp] gives [m, mlp] of `dtype`."""
-    parts, m, twice = both.shape
-    out = both.new_empty(m, twice // 2, dtype=dtype)
+def launch_swiglu(both: Tensor) -> Tensor:
+    """Queue it on the current stream: `both` [m, 2 * mlp] gives [m, mlp] of its dtype."""
+    m, twice = both.shape
+    out = both.new_empty(m, twice // 2)
     grid = (m, triton.cdiv(twice // 2, _BLOCK))
-    swiglu[grid](both, out, m * twice, twice // 2, PARTS=parts, BLOCK=_BLOCK, num_warps=4)
+    swiglu[grid](
+        both,
+        out,
+        twice // 2,
+        BLOCK=_BLOCK,
+        OVERLAP=both.is_cuda,
+        num_warps=4,
+        launch_pdl=both.is_cuda,
+    )
     return out
+
+
+def gated_linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
+    """Queue the product and its gate on the current stream.
+
+    Args:
+        x: [m, k].
+        weight: [2 * mlp, k] of the same dtype, the gate's rows first.
+        processors: multiprocessors of the GPU.
+
+    Returns:
+        [m, mlp] in x's dtype.
+    """
+    if not streams(x, weight):
+        return launch_swiglu(torch.mm(x, weight.t()))
+    n, k = weight.shape
+    tiles = choose_tiles(x.shape[0], n, k, processors, shared_bytes(x), gated=True)
+    return launch_stream_weights(x, weight, tiles, gated=True)
