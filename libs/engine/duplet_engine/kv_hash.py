@@ -34,10 +34,10 @@ KV_HASH = "duplet-mix128-v1"
 """Name of this digest in a model's spec."""
 
 UNIT_BYTES = 8
-SPLITS = 12
+SPLITS = 24
 """Programs a page: a prompt of 100 pages fills a large GPU several times over."""
 _TILE_UNITS = 1024
-_WARPS = 4
+_WARPS = 2
 
 
 @triton.jit

@@ -16,7 +16,7 @@ _NON_BLOCKING = 1
 PORTABLE = 1
 """Pinned for every GPU's context, not only for the one that allocates."""
 
-FIRST_GROUP_COPIES = 2
+FIRST_GROUP_COPIES = 8
 GROUP_GROWTH = 4
 """A copy of a page takes several times as long as queueing one: while a group runs, the next,
 so many times as large, is queued."""
@@ -135,6 +135,14 @@ class _Attributes(ctypes.Structure):
     )
 
 
+_IN_STREAM_ORDER, _OVERLAP_WITH_COMPUTE = 1, 1
+"""CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE."""
+_ATTRIBUTES = _Attributes(access_order=_IN_STREAM_ORDER, flags=_OVERLAP_WITH_COMPUTE)
+_FIRST_INDEX = ctypes.c_size_t(0)
+_ALL_ALIKE = (ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST_INDEX), 1)
+"""One set of attributes for all copies from the first one on; read by the driver alone."""
+
+
 def _groups(count: int) -> Iterator[tuple[int, int]]:
     """Start and length of the groups in which `count` copies go out: small ones first."""
     start, size = 0, FIRST_GROUP_COPIES
@@ -145,29 +153,18 @@ def _groups(count: int) -> Iterator[tuple[int, int]]:
 
 def queue_copies(queue: GpuQueue, ranges: NDArray[Any], source: int, dest: int) -> None:
     """Queue `ranges`, int64 [n, 3] of source offset, destination offset, bytes, for the copy
-    engine. They may run in any order among themselves; the arrays may go once this returns.
+    engine. They may run in any order among themselves; the array may go once this returns.
 
     Goes out in groups, so that the first copies run while the last are still being queued.
 
     Raises:
         CudaError: a group was refused; groups before it may run.
     """
-    module = driver()
-    order = module.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    overlap = module.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-    attributes = _Attributes(access_order=order.value, flags=overlap.value)
-    first_index = ctypes.c_size_t(0)
-    sources, dests = ranges[:, 0] + source, ranges[:, 1] + dest
-    sizes = np.ascontiguousarray(ranges[:, 2])
+    columns = np.ascontiguousarray(np.add(ranges, (source, dest, 0)).T)
+    sources, column_bytes = columns.ctypes.data, columns.strides[0]
+    dests, sizes = sources + column_bytes, sources + 2 * column_bytes
     queue.device.use()
-    places = (dests.ctypes.data, sources.ctypes.data, sizes.ctypes.data)
-    for start, count in _groups(len(sizes)):
-        call_quickly(
-            "cuMemcpyBatchAsync",
-            *(place + 8 * start for place in places),
-            count,
-            ctypes.addressof(attributes),
-            ctypes.addressof(first_index),
-            1,
-            queue.handle,
-        )
+    for start, count in _groups(len(ranges)):
+        at = 8 * start
+        places = (dests + at, sources + at, sizes + at)
+        call_quickly("cuMemcpyBatchAsync", *places, count, *_ALL_ALIKE, queue.handle)
