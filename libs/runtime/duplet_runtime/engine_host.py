@@ -18,7 +18,7 @@ from duplet_core.effects import Effect, Event, FromEngineEvent
 from duplet_core.engine import FromEngine, Ready
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import Role
-from duplet_pages.engine_config import Arrangement, Dtype, EngineConfig
+from duplet_pages.engine_config import Arrangement, Device, Dtype, EngineConfig
 from duplet_runtime.engine_meter import EngineMeter
 from duplet_runtime.engine_process import EngineProcess, EngineReady
 from duplet_runtime.executor import Executor
@@ -36,7 +36,6 @@ Register = Callable[[grpc.aio.Server, Acceptor[Any]], str]
 """Adds the servicer for lb's streams of one role; returns its full service name."""
 
 
-class EngineSettings(ServiceSettings):
 def by_device(*, cpu: Any, cuda: Any, **limits: Any) -> Any:
     """A setting's field whose default follows from the setting `device`."""
     return Field(
@@ -46,11 +45,12 @@ def by_device(*, cpu: Any, cuda: Any, **limits: Any) -> Any:
     )
 
 
+class EngineSettings(ServiceSettings):
     """What a service with an engine is told."""
 
-    model: str = "tiny"
     device: Device = "cpu"
     """'cuda': the GPU that CUDA_VISIBLE_DEVICES names for this service."""
+    model: str = "tiny"
     """A built-in model ('tiny'), 'random:<shape>', or the path of a checkpoint's directory."""
     dtype: Dtype = by_device(cpu="float32", cuda="bfloat16")
     """Of weights, arithmetic and KV; the same in prefill and decode."""
@@ -62,11 +62,10 @@ def by_device(*, cpu: Any, cuda: Any, **limits: Any) -> Any:
     """Order of the pool's memory; 'layer-major' for comparison."""
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads of one operator on the CPU."""
-    drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     overlap: bool = True
     """On a GPU: launch the next step before the last one is read."""
+    drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that running requests get after SIGTERM."""
-
 
     @field_validator("pool_pages")
     @classmethod
@@ -74,6 +73,7 @@ def by_device(*, cpu: Any, cuda: Any, **limits: Any) -> Any:
         if value == 0 and info.data.get("device") == "cpu":
             raise ValueError("only on a GPU a pool has as many pages as fit")
         return value
+
 
 class EngineHost:
     """Owns engine process and executor. A subclass says how lb's streams reach the machine and
@@ -140,7 +140,7 @@ class EngineHost:
         service = self.service
         settings = service.settings
         executor.to_engine = engine.link.send
-        executor.metrics.serve(settings.metrics_port)
+        executor.metrics.serve(settings.metrics_port, settings.metrics_host)
         service.health.set("engine", True, f"{ready.ready.pages} pages, {ready.ready.slots} slots")
         server = create_server(peer_server_options(), service.health, service.fail)
         acceptors = {role: self.accept(executor, role) for role in plays}

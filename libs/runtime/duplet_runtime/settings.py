@@ -78,9 +78,13 @@ class ServiceSettings(BaseSettings):
     run_dir: Path = Field(default_factory=default_run_dir, validate_default=True)
     """Folder of the unit's sockets and locks, mode 0700; one unit a folder."""
     log_format: Literal["auto", "json", "text"] = "auto"
+    """Of the lines on stderr; auto: text on a terminal, JSON elsewhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is said."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """TCP port of Prometheus metrics; 0: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address on which they are served: `0.0.0.0` for a scraper outside a container."""
 
     @field_validator("run_dir")
     @classmethod
@@ -146,9 +150,9 @@ def load_settings(kind: type[S]) -> S:
             f"{_source_of(kind, str(entry['loc'][0]) if entry['loc'] else '')}: {entry['msg']}"
             f" (value {entry['input']!r})"
             for entry in error.errors(include_url=False)
+            if entry["type"] != "default_factory_not_called"  # another field's fault
         ]
         raise SettingsError("\n".join(problems)) from error
-            if entry["type"] != "default_factory_not_called"  # another field's fault
     except pydantic_settings.SettingsError as error:
         raise SettingsError(str(error)) from error
 
