@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from duplet_core.decode_state import State as DecodeState
+from duplet_core.effects import Effect, Send
+from duplet_core.ids import InstanceId, Role
+from duplet_core.messages import Credit, Hello
+from duplet_core.writer_state import State as WriterState
+from duplet_sim.parts import Process
 from duplet_sim.simulate import main, trace_hash, trace_of
 from duplet_sim.simulator import Simulator
 from duplet_sim.swarm import CHANCES, TIMED, draw
 
-SEEDS = 2000
+SEEDS = 8000
 RARE = (
     "aborts_resent",
     "admits_refused_within_credit",
@@ -20,6 +28,7 @@ RARE = (
     "closed PEER_DIED",
     "closed STALE_STREAM",
     "closed SUPERSEDED",
+    "copy waits for a staging slot",
     "copies_unknown",
     "copy hangs",
     "copy wrote after its end was unknown",
@@ -70,12 +79,48 @@ def test_a_seed_is_the_same_story_in_another_process(hash_seed: str) -> None:
     program = "from duplet_sim.simulate import trace_hash; print(*map(trace_hash, range(20)))"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONHASHSEED": hash_seed},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
     assert done.stdout.split() == [trace_hash(seed) for seed in range(20)]
+
+
+class Recounter(Simulator):
+    """After each event, counts anew what machines count along."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.told: dict[InstanceId, Credit] = {}
+        self.on_effect = self._note
+
+    def _note(self, process: Process, effect: Effect) -> None:
+        message = effect.message if isinstance(effect, Send) else None
+        credit = message.credit if isinstance(message, Hello) else message
+        if isinstance(credit, Credit):
+            self.told[process.instance] = credit
+
+    def feed(self, instance: InstanceId, event: Any, now: int | None = None) -> None:
+        super().feed(instance, event, now)
+        process = self.processes.get(instance)
+        if process is None or process.exited or self.config.host is not None:
+            return
+        machine = process.node.machine
+        if process.role is Role.DECODE:
+            states = [t.state for t in machine.transfers.by_transfer.values()]
+            assert machine.transfers.pending_aborts() == states.count(DecodeState.QUARANTINED)
+            if machine.links[Role.LB].current is not None:
+                assert self.told[instance] == machine._credit()
+        elif process.role is Role.KVPROXY:
+            known = machine.transfers.by_id.values()
+            ending = [t for t in known if t.state is WriterState.ENDING]
+            assert sorted(map(id, machine.transfers.ending.values())) == sorted(map(id, ending))
+
+
+def test_what_is_counted_along_is_right_after_each_event() -> None:
+    for seed in range(200):
+        Recounter(seed).run()
 
 
 def test_every_fault_is_off_in_some_seeds_and_on_in_others() -> None:

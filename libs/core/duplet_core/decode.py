@@ -74,7 +74,8 @@ class DecodeMachine(Machine):
         self.transfers = Transfers(config, self)
         self.aborts_resent = 0
         self._admits_seen = 0
-        self._told_credit: Credit | None = None
+        self._told_figures: tuple[Any, ...] = ()
+        """What the last Credit on this stream was made of."""
         self._quarantine_red = False
         self._drained_told = False
 
@@ -148,7 +149,8 @@ class DecodeMachine(Machine):
         else:
             self._admits_seen = 0
             spec = self.config.spec
-            credit = self._told_credit = self._credit()
+            credit = self._credit()
+            self._told_figures = self._figures()
         return Hello(Role.DECODE, self.instance, PROTOCOL_VERSION, number, to, held, spec, credit)
 
     def _on_lost(self, peer: Role, instance: InstanceId, now: int) -> None:
@@ -231,19 +233,21 @@ class DecodeMachine(Machine):
         slots = max(0, self._free_slots())
         return Credit(ledger.total, free, slots, self._admits_seen, self._refusing(), census)
 
+    def _figures(self) -> tuple[Any, ...]:
+        """What a Credit says, without making one: it seldom changes from event to event."""
+        transfers = self.transfers
+        checks = (transfers.kv_checks, transfers.kv_mismatches)
+        aborts = (transfers.pending_aborts(), self.aborts_resent)
+        writers = self.links[Role.KVPROXY].living
+        streams = transfers.streams()
+        limits = (streams, self._admits_seen, self._refusing())
+        return (*limits, *transfers.ledger.counts(), *checks, *aborts, writers)
+
     def next_timer(self) -> int | None:
-        due = [
-            t.deadline_ns for t in self.transfers.by_transfer.values() if t.deadline_ns is not None
-        ]
-        next_count_ns = self.transfers.next_count_ns()
-        if next_count_ns is not None:
-            due.append(next_count_ns)
-        return min(due, default=None)
+        return self.transfers.next_timer()
 
     def _on_timer(self, now: int) -> None:
-        for t in list(self.transfers.by_transfer.values()):
-            if t.deadline_ns is not None and t.deadline_ns <= now:
-                self.transfers.step(t, Input.DEADLINE, None, now)
+        self.transfers.expire(now)
 
     def _on_watched(self, event: LifelineUp, now: int) -> None:
         self.emit(Log("writer watched", detail=event.instance))
@@ -252,10 +256,10 @@ class DecodeMachine(Machine):
         self._check_quarantine(now)
         lb = self.links[Role.LB].current
         if lb is not None:
-            credit = self._credit()
-            if credit != self._told_credit:
-                self._told_credit = credit
-                self.emit(Send(Role.LB, lb.stream, credit))
+            figures = self._figures()
+            if figures != self._told_figures:
+                self._told_figures = figures
+                self.emit(Send(Role.LB, lb.stream, self._credit()))
         if self.draining and not self._drained_told and self.transfers.streams() == 0:
             self._drained_told = True
             self.emit(Drained())

@@ -18,6 +18,8 @@ class State(StrEnum):
     STOPPING = "stopping"
     QUARANTINED = "quarantined"
 
+    __hash__ = str.__hash__  # keys a table
+
 
 class Input(Enum):
     """What can happen to a transfer."""
@@ -36,6 +38,8 @@ class Input(Enum):
     ENGINE_END = "the engine saw the stop row or the limit"
     ENGINE_FAILED = "the engine could not go on with it"
     STOPPED = "the engine let go of the pages"
+
+    __hash__ = object.__hash__  # keys a table
 
 
 WRITER_INPUTS = (
@@ -117,6 +121,5 @@ class Transfer:
     pages: tuple[int, ...]
     state: State = State.GRANTED
     seq: int = 0
-    deadline_ns: int | None = None
     handoff: Handoff | None = None
     report: Report = field(default_factory=Report)

@@ -18,6 +18,7 @@ sent once on each stream, when it arises or within the next Hello (S8).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, ClassVar
 
 from duplet_core import engine
@@ -64,6 +65,9 @@ class Transfers:
         self._count_at: dict[TransferId, int] = {}
         """Quarantined too short a time to count against the line, and from when they will."""
         self._overdue_pages = 0
+        self._aborts = 0
+        self._deadlines: dict[TransferId, int] = {}
+        """Of transfers whose copies are queued, in ns, the next one first."""
         self._out = out
         self._next_seq = 1
 
@@ -98,11 +102,11 @@ class Transfers:
 
     def streams(self) -> int:
         """Transfers that hold a slot: granted to stopping, not quarantined."""
-        return sum(1 for t in self.by_transfer.values() if t.state is not State.QUARANTINED)
+        return len(self.by_transfer) - self._aborts
 
     def pending_aborts(self) -> int:
         """Transfers that wait for a proof."""
-        return len(self.by_transfer) - self.streams()
+        return self._aborts
 
     def count_overdue(self, now: int) -> int:
         """Pages that have been in quarantine for longer than the grace time."""
@@ -112,9 +116,15 @@ class Transfers:
             self._overdue_pages += len(self.by_transfer[transfer].pages)
         return self._overdue_pages
 
-    def next_count_ns(self) -> int | None:
-        """When `count_overdue` will have more to say."""
-        return next(iter(self._count_at.values()), None)
+    def next_timer(self) -> int | None:
+        """When `expire` or `count_overdue` will have more to say."""
+        due = (*islice(self._deadlines.values(), 1), *islice(self._count_at.values(), 1))
+        return min(due, default=None)
+
+    def expire(self, now: int) -> None:
+        """End what takes too long."""
+        for transfer in [t for t, due in self._deadlines.items() if due <= now]:
+            self.step(self.by_transfer[transfer], Input.DEADLINE, None, now)
 
     def pages_for(self, rows: int) -> int:
         return -(-rows // self.config.page_rows)
@@ -129,7 +139,7 @@ class Transfers:
 
     def _arm(self, t: Transfer, message: Started, now: int) -> None:
         # S5: queueing is not a stuck write; the deadline counts from the first queued copy.
-        t.deadline_ns = now + self.config.transfer_deadline_ns
+        self._deadlines[t.transfer] = now + self.config.transfer_deadline_ns
 
     def _land(self, t: Transfer, message: Landed, now: int) -> None:
         digests = len(message.handoff.digests)
@@ -139,7 +149,7 @@ class Transfers:
             self._free_proven(t)
             return
         self.ledger.land(t.transfer)
-        t.deadline_ns = None
+        self._deadlines.pop(t.transfer, None)
         t.handoff = message.handoff
         t.report.stamps = (*message.handoff.stamps, now)
         t.report.cached_rows = message.handoff.cached_rows
@@ -299,13 +309,17 @@ class Transfers:
 
     def _set_aside(self, t: Transfer, now: int) -> None:
         self.ledger.quarantine(t.transfer)
-        t.deadline_ns = None
+        self._aborts += 1
+        self._deadlines.pop(t.transfer, None)
         self._count_at[t.transfer] = now + self.config.quarantine_grace_ns
         self._end_request(t, State.QUARANTINED)
 
     def _free_proven(self, t: Transfer) -> None:
-        if t.state is State.QUARANTINED and self._count_at.pop(t.transfer, None) is None:
-            self._overdue_pages -= len(t.pages)
+        if t.state is State.QUARANTINED:
+            self._aborts -= 1
+            if self._count_at.pop(t.transfer, None) is None:
+                self._overdue_pages -= len(t.pages)
+        self._deadlines.pop(t.transfer, None)
         self.ledger.free_proven(t.transfer)
         self._forget(t)
 

@@ -13,6 +13,8 @@ class State(StrEnum):
     PENDING = "pending"
     STREAMING = "streaming"
 
+    __hash__ = str.__hash__  # keys a table
+
 
 class Input(Enum):
     """What can happen to a request."""
@@ -27,6 +29,8 @@ class Input(Enum):
     FINISHED = "decode finished it"
     PREFILL_LOST = "prefill's stream ended"
     DECODE_LOST = "decode's stream ended"
+
+    __hash__ = object.__hash__  # keys a table
 
 
 @dataclass(frozen=True, slots=True)

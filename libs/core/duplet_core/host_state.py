@@ -17,6 +17,8 @@ class State(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
 
+    __hash__ = str.__hash__  # keys a table
+
 
 class Input(Enum):
     """What can happen to a request."""
@@ -31,6 +33,8 @@ class Input(Enum):
     ENGINE_END = "the engine saw the stop row or the limit"
     ENGINE_FAILED = "the engine could not go on with it"
     STOPPED = "the engine let go of the pages"
+
+    __hash__ = object.__hash__  # keys a table
 
 
 ENGINE_INPUTS = (

@@ -24,6 +24,8 @@ class PageState(StrEnum):
     LIVE = "live"
     QUARANTINED = "quarantined"
 
+    __hash__ = str.__hash__  # keys a table
+
 
 @dataclass(slots=True)
 class Holding:
@@ -85,6 +87,10 @@ class Ledger:
     def count(self, state: PageState) -> int:
         """Pages in this state."""
         return self._counts[state]
+
+    def counts(self) -> tuple[int, ...]:
+        """Pages in each state, in the states' order."""
+        return tuple(self._counts.values())
 
     def check(self) -> None:
         """Conservation: every page exactly once. O(pages), for idle moments and tests."""

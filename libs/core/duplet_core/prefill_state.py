@@ -16,6 +16,8 @@ class State(StrEnum):
     STOPPING = "stopping"
     OWED = "owed"
 
+    __hash__ = str.__hash__  # keys a table
+
 
 class Input(Enum):
     """What can happen to a transfer."""
@@ -28,6 +30,8 @@ class Input(Enum):
     RELEASED = "the writer will not read the pages any more"
     WRITER_LOST = "the writer's stream ended"
     WRITER_DIED = "the writer has exited"
+
+    __hash__ = object.__hash__  # keys a table
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from duplet_core.ids import InstanceId, Role
 from duplet_core.link import Link
 from duplet_core.machine import Machine
 from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Move
-from duplet_core.writer_state import Input, Pool, State, Transfer, WriterConfig
+from duplet_core.writer_state import Input, Pool, WriterConfig
 from duplet_core.writer_transfers import Transfers
 
 
@@ -177,21 +177,22 @@ class WriterMachine(Machine):
 
     # --- bounds, mappings, timers -----------------------------------------------------
 
-    def _ending(self) -> list[Transfer]:
-        return [t for t in self.transfers.by_id.values() if t.state is State.ENDING]
-
     def withheld(self, now: int) -> int:
         """Ends that cannot be told though their copies should long be done."""
         late = now - self.config.withheld_after_ns
-        return sum(1 for t in self._ending() if t.unknown or t.ending_since_ns <= late)
+        ending = self.transfers.ending.values()
+        return sum(1 for t in ending if t.unknown or t.ending_since_ns <= late)
 
     def next_timer(self) -> int | None:
         if self._exit_told:
             return None
         if self._red_since is not None:
             return self._red_since + self.config.red_before_exit_ns
-        due = [t.ending_since_ns + self.config.withheld_after_ns for t in self._ending()]
-        due += [t.ending_since_ns + self.config.withheld_limit_ns for t in self._ending()]
+        if not self.transfers.ending:
+            return None
+        limits = (self.config.withheld_after_ns, self.config.withheld_limit_ns)
+        since = [t.ending_since_ns for t in self.transfers.ending.values()]
+        due = [start + limit for start in since for limit in limits]
         # A due time that has passed was acted on; only what lies ahead needs a timer.
         return min((d for d in due if d > self._checked_at), default=None)
 
@@ -205,7 +206,7 @@ class WriterMachine(Machine):
     def _settle(self, now: int) -> None:
         self._checked_at = now
         self._check_withheld(now)
-        for instance in sorted(self._dead):
+        for instance in sorted(self._dead) if self._dead else ():
             if self.transfers.copies_of(instance) == 0:
                 self._dead.remove(instance)
                 del self.pools[instance]
@@ -216,11 +217,12 @@ class WriterMachine(Machine):
             self.emit(Drained())
 
     def _check_withheld(self, now: int) -> None:
-        withheld = self.ends_withheld = self.withheld(now)
-        if self._red_since is not None:
+        ending = self.transfers.ending
+        withheld = self.ends_withheld = self.withheld(now) if ending else 0
+        if self._red_since is not None or not ending:
             return
         limit = now - self.config.withheld_limit_ns
-        too_old = any(t.ending_since_ns <= limit for t in self._ending())
+        too_old = any(t.ending_since_ns <= limit for t in ending.values())
         if withheld >= self.config.withheld_bound or too_old:
             self._red_since = now
             self.emit(Count("writer_red"))

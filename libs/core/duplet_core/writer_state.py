@@ -16,6 +16,8 @@ class State(StrEnum):
     MOVING = "moving"
     ENDING = "ending"
 
+    __hash__ = str.__hash__  # keys a table
+
 
 class Input(Enum):
     """What can happen to a transfer that kvproxy knows."""
@@ -32,6 +34,8 @@ class Input(Enum):
     SOURCE_DIED = "prefill has exited"
     DEST_BACK = "decode has a new stream"
     DEST_DIED = "decode has exited"
+
+    __hash__ = object.__hash__  # keys a table
 
 
 @dataclass(frozen=True, slots=True)

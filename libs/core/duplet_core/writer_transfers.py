@@ -48,6 +48,8 @@ class Transfers:
         self._landed: dict[InstanceId, dict[TransferId, None]] = {}
         """By source, what landed and may be asked for again, oldest first. Whoever asks holds
         pages for it and for all that landed later, so a pool has no more of them than pages."""
+        self.ending: dict[TransferId, Transfer] = {}
+        """Those of `by_id` that are over but not quiet, the longest ago first."""
         self._by_copy: dict[int, Transfer] = {}
         self._next_copy = 1
         self._out = out
@@ -311,6 +313,7 @@ class Transfers:
         t.ending_since_ns = now
         if t.outstanding:
             t.state = State.ENDING
+            self.ending[t.transfer] = t
             for copy in sorted(t.outstanding):
                 self._out.emit(CancelCopy(copy))
             if failed is not None and t.dest is not None:
@@ -321,6 +324,7 @@ class Transfers:
     def _tell_end(self, t: Transfer) -> None:
         require(not t.outstanding, "an end is told when no copy is outstanding")
         del self.by_id[t.transfer]
+        self.ending.pop(t.transfer, None)
         if t.source is not None:
             self._out.send(Role.PREFILL, SourceReleased(t.transfer, landed=False), only=t.source)
         if t.dest is not None and t.owes_ack:

@@ -44,12 +44,14 @@ class Job:
 
 
 class PrefillEngine:
-    """Computes prompts first come first served, a chunk at a time."""
+    """Computes prompts a chunk at a time: the oldest, or the one that `turn` says."""
 
-    __slots__ = ("chunk_rows", "inbox", "jobs")
+    __slots__ = ("chunk_rows", "inbox", "jobs", "turn")
 
     def __init__(self, chunk_rows: int) -> None:
         self.chunk_rows = chunk_rows
+        self.turn = 0
+        """Which of its jobs gets the next chunk, counted from the oldest."""
         self.inbox: list[ToEngine] = []
         self.jobs: list[Job] = []
 
@@ -85,8 +87,8 @@ class PrefillEngine:
         return [SeqFailed(job.seq, "simulated"), Stopped(job.seq, None)]
 
     def compute(self, pool: Pool) -> list[FromEngine]:
-        """One chunk of the oldest prompt: written, digested, told."""
-        job = self.jobs[0]
+        """One chunk of a prompt: written, digested, told."""
+        job = self.jobs[self.turn]
         start = job.computed
         end = min(len(job.tags), start + self.chunk_rows)
         pool.attend(job.seq, job.pages, job.tags[:start])
@@ -97,9 +99,10 @@ class PrefillEngine:
         digests = pool.digests(done, end - start // page_rows * page_rows)
         first_row = content.pack_row(pool.whose(job.pages, end), 0) if last else None
         if last:
-            del self.jobs[0]
+            del self.jobs[self.turn]
         else:
-            self.jobs[0] = replace(job, computed=end)
+            self.jobs[self.turn] = replace(job, computed=end)
+        self.turn = 0
         return [ChunkDone(job.seq, end, digests, first_row, last and job.stops_at_once, 0, 0)]
 
 

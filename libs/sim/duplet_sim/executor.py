@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 def execute(world: World, process: Process, asked: list[fx.Effect]) -> None:
     """All effects of one event, in order; an Exit takes place after them."""
-    leaves = False
-    for effect in asked:
-        if world.on_effect is not None:
+    if world.on_effect is not None:
+        for effect in asked:
             world.on_effect(process, effect)
-        kind = type(effect)
-        if kind is fx.Send:
-            _send(world, process, effect)
-        elif kind is fx.Exit:
-            leaves = True
-        else:
-            branch = _BRANCHES.get(kind)
-            if branch is not None:
-                branch(world, process, effect)
-    if process.role is Role.KVPROXY:
-        checks.check_withheld(process, world.copies)
-    elif process.role is not Role.DECODE:
+    for effect in asked:
+        branch = _BRANCHES.get(type(effect))
+        if branch is not None:
+            branch(world, process, effect)
+    role = process.role
+    if role is Role.KVPROXY:
+        if world.copies:
+            checks.check_withheld(process, world.copies)
+    elif role is not Role.DECODE:
         checks.check_queue(process)
-    if leaves:
+    if process.leaves:
         if "writer" not in process.red:
             raise Violation("bound", "health was green before the exit")
         world.kill(process.instance)
+
+
+def _exit(world: World, process: Process, effect: Any) -> None:
+    process.leaves = True
 
 
 def _send(world: World, process: Process, effect: Any) -> None:
@@ -115,11 +115,13 @@ def _close_mapping(world: World, process: Process, effect: Any) -> None:
 
 
 def _set_health(world: World, process: Process, effect: Any) -> None:
+    name = effect.name
     if effect.ok:
-        process.red -= {effect.name}
-    else:
-        process.red |= {effect.name}
-        world.marks.add(f"red {effect.name}")
+        if name in process.red:
+            process.red -= {name}
+    elif name not in process.red:
+        process.red |= {name}
+        world.marks.add(f"red {name}")
 
 
 def _drained(world: World, process: Process, effect: Any) -> None:
@@ -160,6 +162,8 @@ def _ended(world: World, process: Process, effect: Any) -> None:
 
 
 _BRANCHES: dict[type, Any] = {
+    fx.Send: _send,
+    fx.Exit: _exit,
     fx.Close: _close,
     fx.ToEngineEffect: _to_engine,
     fx.StartCopy: _start_copy,

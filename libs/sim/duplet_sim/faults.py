@@ -39,7 +39,7 @@ def stop(sim: Simulator) -> None:
     process = _somebody(sim)
     if process is not None:
         sim.stop(process.instance)
-        sim.at(sim.plan.choice((10, 100, 1000)), "resume", process.instance)
+        sim.at(sim.plan.choice((10, 100, 1000)), sim._do_resume, process.instance)
 
 
 def kill(sim: Simulator) -> None:
@@ -57,7 +57,7 @@ def zombie(sim: Simulator) -> None:
         sim.marks.add("two instances at a time")
         sim.stop(process.instance)
         sim.begin(process.role)
-        sim.at(sim.plan.randrange(20, 600), "resume", process.instance)
+        sim.at(sim.plan.randrange(20, 600), sim._do_resume, process.instance)
 
 
 def jump(sim: Simulator) -> None:

@@ -18,6 +18,8 @@ class Mutant:
     timed: dict[str, int] = field(default_factory=dict)
     """Faults that every seed has; the others as drawn."""
     chances: dict[str, float] = field(default_factory=dict)
+    requests: int = 0
+    """Every seed has so many, where few do not do; 0: as drawn."""
     old_writer: bool = False
     """The first kvproxy speaks an older protocol: it acknowledges what it has not waited for."""
     search: str = ""

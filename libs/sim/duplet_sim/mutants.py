@@ -70,6 +70,8 @@ def _violation(mutant: Mutant, seed: int) -> str:
         config=replace(swarm.config, host=host),
         timed=swarm.timed | mutant.timed,
         chances=swarm.chances | mutant.chances,
+        requests=mutant.requests or swarm.requests,
+        probe=swarm.probe or mutant.every,
     )
     simulator = Simulator(seed, swarm)
     if mutant.old_writer:
@@ -78,6 +80,8 @@ def _violation(mutant: Mutant, seed: int) -> str:
         simulator.run()
     except Violation as violation:
         return violation.invariant
+    except LookupError:
+        return "crash"  # a machine without one of its rules may not find what it looks for
     return ""
 
 

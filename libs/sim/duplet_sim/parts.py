@@ -44,23 +44,31 @@ StreamKey = tuple[InstanceId, Role, int]
 class Stream:
     """One peer stream: first in, first out in both directions while it lives."""
 
-    __slots__ = ("acceptor", "broken", "closed", "dialer", "frozen", "local", "owner", "queues")
+    __slots__ = (
+        "acceptor", "broken", "closed", "dialer", "due", "frozen", "held", "local", "name", "owner",
+        "queues",
+    )  # fmt: skip
 
-    def __init__(self, owner: object, dialer: InstanceId, acceptor: InstanceId) -> None:
+    def __init__(self, owner: object, name: StreamKey, acceptor: InstanceId) -> None:
         self.owner = owner
-        self.dialer = dialer
+        self.name = name
+        self.dialer = name[0]
         self.acceptor = acceptor
         self.local: tuple[tuple[Role, int], tuple[Role, int]] = ((Role.LB, 0), (Role.LB, 0))
         """For each side: the peer and the number under which its machine knows the stream."""
         self.queues: tuple[list[Message], list[Message]] = ([], [])
         self.closed = [False, False]
         """Sides that were told the end, or have exited."""
+        self.due = [0, 0]
+        """When the last message queued for this side arrives: first in, first out."""
+        self.held = [0, 0]
+        """Until when a broken stream holds back what this side has still to take."""
         self.broken = False
         """Nothing sent from now on arrives; what was sent before may, until a side closes."""
         self.frozen: int | None = None
 
     def copy(self, owner: object) -> Stream:
-        other = Stream(owner, self.dialer, self.acceptor)
+        other = Stream(owner, self.name, self.acceptor)
         other.local = self.local
         other.queues = (list(self.queues[0]), list(self.queues[1]))
         other.closed = list(self.closed)
@@ -99,8 +107,12 @@ class Process:
         self.asked = False
         """Asked to drain."""
         self.drained = False
+        self.leaves = False
+        """Its machine asked to exit."""
         self.red: frozenset[str] = frozenset()
         """Names of conditions that are bad."""
+        self.timed = False
+        """Its machine has timers."""
         self.skew = 0
         self.dialed = 0
         self.accepted = 0

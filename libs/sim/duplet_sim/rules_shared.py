@@ -14,6 +14,7 @@ from duplet_core.host_state import State as HostState
 from duplet_core.host_stays import Stays
 from duplet_core.prefill import PrefillMachine
 from duplet_core.prefill_jobs import Jobs
+from duplet_core.prefix import Match
 from duplet_core.sources import SourcePages
 from duplet_pages.prefix import RadixIndex
 from duplet_sim import content
@@ -60,16 +61,21 @@ def first_column(stack: ExitStack) -> None:
 
 @mutant("prefix matched before it is computed", "prefix")
 def matched_early(stack: ExitStack) -> None:
-    begin = RadixIndex.begin
+    match = RadixIndex.match
 
-    def at_once(self: Any, owner: Any, prompt: bytes, pages: tuple[int, ...]) -> None:
-        begin(self, owner, prompt, pages)
-        for node in self._open[owner]:
-            if node.digest is None:
-                node.digest = b"soon"
-                self._known[node.page] = node
+    def at_once(self: Any, prompt: bytes, most_pages: int) -> Match:
+        found = match(self, prompt, most_pages)
+        pages, node = list(found.pages), self._root
+        for index, key in enumerate(self._keys(prompt, most_pages)):
+            node = node.children.get(key)
+            if node is None:
+                break
+            if index >= len(found.pages):
+                pages.append(node.page)
+        digests = (*found.digests, *[b"soon"] * (len(pages) - len(found.pages)))
+        return Match(tuple(pages), digests)
 
-    method(stack, RadixIndex, "begin", at_once)
+    method(stack, RadixIndex, "match", at_once)
 
 
 @mutant("a mismatch forgets nothing", "liveness", timed={"damage": 6})

@@ -7,7 +7,6 @@ workload; time is a number; nothing iterates over a set. The same seed tells the
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -15,76 +14,52 @@ from duplet_core.effects import CopyResult, Submit
 from duplet_core.errors import Reason
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_sim import checks, content
+from duplet_sim.agenda import FOREVER, Agenda
+from duplet_sim.copying import CopyKey
 from duplet_sim.engines import DecodeEngine, HostEngine, PrefillEngine
 from duplet_sim.faults import FAULTS
 from duplet_sim.goal import complaints
-from duplet_sim.parts import ACCEPTOR, DIALER, WATCHED, StreamKey
+from duplet_sim.parts import ACCEPTOR, DIALER, WATCHED, Client, Stream, StreamKey
 from duplet_sim.swarm import Swarm, draw
 from duplet_sim.violation import Violation
 from duplet_sim.workload import Order, Workload
-from duplet_sim.world import World
 
 REST_EVENTS = 6000
 """A unit without faults is at rest after so many events, or something runs in a circle."""
+MOST_EVENTS = 1 << 20
 
 
-class Simulator(World):
-    """One run. Owns the agenda: (tick, serial, kind, key)."""
+class Simulator(Agenda):
+    """One run."""
 
     def __init__(self, seed: int, swarm: Swarm | None = None) -> None:
-        self.seed = seed
-        self.swarm = draw(seed) if swarm is None else swarm
-        super().__init__(self.swarm.config)
-        self.on_work = self._on_work
-        self.net = Random(f"net {seed}")
+        super().__init__(seed, draw(seed) if swarm is None else swarm)
         self.plan = Random(f"plan {seed}")
         self.workload = Workload(seed, self.swarm)
-        self.agenda: list[tuple[int, int, str, Any]] = []
-        self.serial = 0
-        self.doers: dict[str, Callable[[Any], None]] = {
-            name[4:]: getattr(self, name) for name in vars(Simulator) if name.startswith("_do_")
+        self.workers: dict[str, Callable[[Any], None]] = {
+            "engine": self._wake_engine,
+            "outbox": self._plan_outbox,
+            "copy": self._plan_copy,
+            "cancelled": self._refuse_copy,
+            "broken": self._plan_closes,
+            "undialed": self._plan_dial,
+            "ended": self._note_end,
+            "drained": self._plan_leaving,
+            "resumed": self._unpark,
+            "death": self._after_death,
         }
-        self.events = 0
-        self.calm = False
-        """No faults any more."""
-        self.parked: dict[InstanceId, list[tuple[str, Any]]] = {}
-        """What stopped processes have to do once they go on."""
-        self.busy_engines: dict[InstanceId, bool] = {}
-        self.timers: dict[InstanceId, int] = {}
-        self.front_of: dict[tuple[StreamKey, int], int] = {}
-        """When the last message queued on this direction arrives: first in, first out."""
+        """What follows from what the world tells."""
+        self.busy_engines: set[InstanceId] = set()
+        self.wanted: dict[Role, list[InstanceId]] = {}
+        """Who waits for an instance of a service, to dial it."""
         self.blocked_until: dict[InstanceId, int] = {}
-        self.held_until: dict[tuple[StreamKey, int], int] = {}
-        """What a broken stream still holds for one side comes so late."""
         self.submitted = 0
         self.damaged = False
         """Some cached page went bad."""
         self.outcome: dict[TransferId, Reason | None] = {}
 
-    # --- the agenda ------------------------------------------------------------
-
-    def at(self, ticks: int, kind: str, key: Any = None) -> None:
-        self.serial += 1
-        heappush(self.agenda, (self.now + ticks, self.serial, kind, key))
-
-    def some(self, ticks: int) -> int:
-        """Mostly about `ticks`, sometimes much more; a calm unit is quick."""
-        r = self.net.random()
-        if self.calm:
-            return 1 + int(min(ticks, 4) * r)
-        return 1 + int(ticks * (r * 2 if r < 0.95 else r * 12))
-
-    def feed(self, instance: InstanceId, event: Any, now: int | None = None) -> None:
-        super().feed(instance, event, now)
-        process = self.processes.get(instance)
-        if process is None or process.exited:
-            return
-        due = process.node.machine.next_timer()
-        if due is not None:
-            when = max(due - process.skew, self.now)
-            if self.timers.get(instance, when + 1) > when:
-                self.timers[instance] = when
-                self.at(when - self.now, "timer", instance)
+    def work(self, kind: str, key: Any) -> None:
+        self.workers[kind](key)
 
     def run(self) -> None:
         """The whole story of this seed.
@@ -94,27 +69,22 @@ class Simulator(World):
         """
         for role in self.config.roles:
             self.begin(role)
+        if not self.swarm.cold:
+            self.calm = True
+            self._rest()
+            self.calm = False
+        end = self.now + self.swarm.length
         self._plan_faults()
-        for _ in range(self.swarm.requests):
-            self.at(self.workload.dice.randrange(self.swarm.length), "request")
-        while self.agenda and self.agenda[0][0] < self.swarm.length:
-            self._next()
+        self._plan_requests()
+        self.play(end, MOST_EVENTS)
         self._calm_down()
         self._rest()
         self._check_rest()
-        self._check_serves()
-
-    def _next(self) -> None:
-        self.now, _, kind, key = heappop(self.agenda)
-        self.events += 1
-        self.doers[kind](key)
+        if self.swarm.probe or self.damaged:
+            self._check_serves()
 
     def _rest(self) -> None:
-        limit = self.events + REST_EVENTS
-        while self.agenda:
-            if self.events > limit:
-                raise Violation("liveness", f"no rest after {REST_EVENTS} events without faults")
-            self._next()
+        self.play(FOREVER, REST_EVENTS)
 
     def _check_rest(self) -> None:
         wrong = complaints(self)
@@ -138,60 +108,50 @@ class Simulator(World):
         self._rest()
         return self.outcome[transfer]
 
-    # --- what there is to do ---------------------------------------------------
+    # --- what follows from what happens ----------------------------------------
 
-    def _on_work(self, kind: str, key: Any) -> None:
-        swarm = self.swarm
-        if kind == "message":
-            due = max(self.now + self.some(swarm.message_ticks), self.front_of.get(key, 0))
-            self.front_of[key] = due
-            self.at(due - self.now, "message", key)
-        elif kind == "engine":
-            self._wake_engine(key)
-        elif kind == "outbox":
-            self.at(self.some(swarm.message_ticks), "outbox", key)
-        elif kind == "copy":
-            self.at(self.some(swarm.copy_ticks), "copy", key)
-        elif kind == "cancelled":
-            self._report(key, CopyResult.NOT_STARTED)
-        elif kind == "broken":
-            if (key, ACCEPTOR) not in self.held_until and not self.calm and self.net.random() < 0.3:
-                # A stale tail: the new stream may be up before the old one's last words arrive.
-                self.held_until[(key, ACCEPTOR)] = self.now + self.some(swarm.notice_ticks * 3)
-            for side in (ACCEPTOR, DIALER):
-                self.at(self.some(swarm.notice_ticks), "close", (key, side))
-        elif kind == "undialed":
-            self.at(self.some(20), "dial", key)
-        elif kind == "ended":
-            client, reason = key
-            self.outcome[client.submit.transfer] = reason
-        elif kind == "drained":
-            self.at(self.some(20), "leave", key)
-        elif kind == "resumed":
-            for parked, parked_key in self.parked.pop(key, []):
-                self.at(0, parked, parked_key)
-        else:
-            assert kind == "death", kind
-            self._after_death(key)
+    def _plan_outbox(self, instance: InstanceId) -> None:
+        self.at(self.some(self.swarm.message_ticks), self._do_outbox, instance)
+
+    def _plan_copy(self, key: CopyKey) -> None:
+        ticks = 1 if self.calm else self.some(self.swarm.copy_ticks)
+        self.at(ticks, self._do_copy, key)
+
+    def _refuse_copy(self, key: CopyKey) -> None:
+        self._report(key, CopyResult.NOT_STARTED)
+
+    def _plan_closes(self, name: StreamKey) -> None:
+        stream = self.streams[name]
+        if not self.calm and self.net.random() < 0.3:
+            # A stale tail: the new stream may be up before the old one's last words arrive.
+            stream.held[ACCEPTOR] = self.now + self.some(self.swarm.notice_ticks * 3)
+        for side in (ACCEPTOR, DIALER):
+            if self.side_process(stream, side) is not None:
+                self.at(self.some(self.swarm.notice_ticks), self._do_close, (stream, side))
+
+    def _plan_dial(self, key: tuple[InstanceId, Role]) -> None:
+        self.at(self.some(20), self._do_dial, key)
+
+    def _note_end(self, key: tuple[Client, Reason | None]) -> None:
+        client, reason = key
+        self.outcome[client.submit.transfer] = reason
+
+    def _plan_leaving(self, instance: InstanceId) -> None:
+        self.at(self.some(20), self._do_leave, instance)
+
+    def _unpark(self, instance: InstanceId) -> None:
+        for do, key in self.parked.pop(instance, []):
+            self.at(0, do, key)
 
     def _after_death(self, instance: InstanceId) -> None:
         dead = self.processes[instance]
         self.parked.pop(instance, None)
         for watcher in list(self.processes.values()):
             if instance in watcher.watching and not watcher.exited:
-                self.at(self.some(self.swarm.notice_ticks), "mourn", (watcher.instance, instance))
+                key = (watcher.instance, instance)
+                self.at(self.some(self.swarm.notice_ticks), self._do_mourn, key)
         if self.current[dead.role] == instance:
-            self.at(self.some(self.swarm.restart_ticks), "start", dead.role)
-
-    def _alive(self, instance: InstanceId, kind: str, key: Any) -> bool:
-        """Whether the process can act now; a stopped one does it later."""
-        process = self.processes.get(instance)
-        if process is None or process.exited:
-            return False
-        if process.stopped:
-            self.parked.setdefault(instance, []).append((kind, key))
-            return False
-        return True
+            self.at(self.some(self.swarm.restart_ticks), self._do_start, dead.role)
 
     # --- steps of the unit -----------------------------------------------------
 
@@ -201,12 +161,15 @@ class Simulator(World):
         watch_ticks = 10 if self.now else 1  # most runs begin with a unit that finds itself
         for peer, link in self.processes[instance].node.machine.links.items():
             if link.dials:
-                self.at(5 + self.some(20), "dial", (instance, peer))
+                self.at(5 + self.some(20), self._do_dial, (instance, peer))
         for other in list(self.processes.values()):
             if not other.exited and other.role in WATCHED[role]:
-                self.at(self.some(watch_ticks), "watch", (instance, other.instance))
+                self.at(self.some(watch_ticks), self._do_watch, (instance, other.instance))
             if not other.exited and role in WATCHED[other.role]:
-                self.at(self.some(watch_ticks), "watch", (other.instance, instance))
+                self.at(self.some(watch_ticks), self._do_watch, (other.instance, instance))
+        for door in (role, Role.PREFILL) if self.config.host is not None else (role,):
+            for dialer in self.wanted.pop(door, []):
+                self.at(self.some(20), self._do_dial, (dialer, door))
 
     def _do_start(self, role: Role) -> None:
         if self.primary(role) is None:
@@ -215,99 +178,67 @@ class Simulator(World):
     def _do_watch(self, key: tuple[InstanceId, InstanceId]) -> None:
         watcher, watched = key
         target = self.processes.get(watched)
-        if target is None or target.exited or not self._alive(watcher, "watch", key):
+        if target is None or target.exited or not self.is_able(watcher, self._do_watch, key):
             return
         if target.stopped:
-            self.at(50, "watch", key)
+            self.at(50, self._do_watch, key)
         else:
             self.watch(watcher, watched)
 
     def _do_mourn(self, key: tuple[InstanceId, InstanceId]) -> None:
-        if self._alive(key[0], "mourn", key):
+        if self.is_able(key[0], self._do_mourn, key):
             self.mourn(*key)
 
     def _do_dial(self, key: tuple[InstanceId, Role]) -> None:
         instance, peer = key
-        if not self._alive(instance, "dial", key) or peer in self.processes[instance].dialing:
+        if not self.is_able(instance, self._do_dial, key):
+            return
+        if peer in self.processes[instance].dialing:
             return
         target = self.primary(peer)
-        blocked = max(self.blocked_until.get(instance, 0), self.now)
-        if target is not None:
-            blocked = max(blocked, self.blocked_until.get(target.instance, 0))
-        if target is None or blocked > self.now:
-            self.at(max(20, blocked - self.now), "dial", key)
+        if target is None:
+            self.wanted.setdefault(peer, []).append(instance)
+            return
+        ends = (self.blocked_until.get(end, 0) for end in (instance, target.instance))
+        blocked = max(ends) - self.now
+        if blocked > 0:
+            self.at(blocked, self._do_dial, key)
         else:
             self.dial(instance, peer)
 
-    def _do_message(self, key: tuple[StreamKey, int]) -> None:
-        stream = self.streams.get(key[0])
-        if stream is None or stream.closed[key[1]] or not stream.queues[key[1]]:
+    def _do_close(self, key: tuple[Stream, int]) -> None:
+        stream, side = key
+        if stream.closed[side]:
             return
-        receiver = stream.acceptor if key[1] == ACCEPTOR else stream.dialer
-        if not self._alive(receiver, "message", key):
+        instance = stream.acceptor if side == ACCEPTOR else stream.dialer
+        if not self.is_able(instance, self._do_close, key):
             return
-        if self._is_held(key, "message"):
-            return
-        twice = self.swarm.chances["duplicate"]
-        if twice and not self.calm and self.net.random() < twice and _may_repeat(key[0]):
-            self.duplicates = True
-            self.deliver(*key, keep=True)
-            stream = self.streams.get(key[0])
-            if stream is None or stream.closed[key[1]] or not stream.queues[key[1]]:
-                return
-        self.deliver(*key)
-
-    def _do_close(self, key: tuple[StreamKey, int]) -> None:
-        stream = self.streams.get(key[0])
-        if stream is None or stream.closed[key[1]] or not stream.broken:
-            return
-        instance = stream.acceptor if key[1] == ACCEPTOR else stream.dialer
-        if self._alive(instance, "close", key) and not self._is_held(key, "close"):
-            self.close(*key)
-
-    def _is_held(self, key: tuple[StreamKey, int], kind: str) -> bool:
-        """Whether it comes later; in the order of before."""
-        wait = self.held_until.get(key, 0) - self.now
-        if wait <= 0 or self.calm:
-            return False
-        self.at(wait, kind, key)
-        return True
-
-    def _do_timer(self, instance: InstanceId) -> None:
-        if not self._alive(instance, "timer", instance):
-            return
-        self.timers.pop(instance, None)
-        process = self.processes[instance]
-        due = process.node.machine.next_timer()
-        if due is None:
-            return
-        if due <= self.now + process.skew:
-            self.tick(instance)
+        if stream.held[side] > self.now and not self.calm:
+            self.at(stream.held[side] - self.now, self._do_close, key)
         else:
-            self.timers[instance] = due - process.skew
-            self.at(due - process.skew - self.now, "timer", instance)
+            self.close(stream.name, side)
 
     def _do_leave(self, instance: InstanceId) -> None:
-        if self._alive(instance, "leave", instance):
+        if self.is_able(instance, self._do_leave, instance):
             self.kill(instance)
 
     def _do_outbox(self, instance: InstanceId) -> None:
-        if self._alive(instance, "outbox", instance):
+        if self.is_able(instance, self._do_outbox, instance):
             while self.processes[instance].outbox:
                 self.hear_engine(instance)
 
     # --- engines and copies ----------------------------------------------------
 
     def _wake_engine(self, instance: InstanceId) -> None:
-        if not self.busy_engines.get(instance):
-            self.busy_engines[instance] = True
-            self.at(self.some(self.swarm.engine_ticks), "engine", instance)
+        if instance not in self.busy_engines:
+            self.busy_engines.add(instance)
+            self.at(self.some(self.swarm.engine_ticks), self._do_engine, instance)
 
     def _do_engine(self, instance: InstanceId) -> None:
         """One turn of an engine's loop; it takes messages between steps only."""
-        if not self._alive(instance, "engine", instance):
+        if not self.is_able(instance, self._do_engine, instance):
             return
-        self.busy_engines[instance] = False
+        self.busy_engines.discard(instance)
         engine = self.processes[instance].engine
         assert engine is not None
         fails = self.swarm.chances["engine"] / 4
@@ -320,6 +251,8 @@ class Simulator(World):
                 self.engine_step(instance, "complete")
         prompts = engine.prompts if isinstance(engine, HostEngine) else engine
         if isinstance(prompts, PrefillEngine) and prompts.jobs:
+            if self.swarm.by_turns:
+                prompts.turn = self.plan.randrange(len(prompts.jobs))
             self.engine_step(instance, "compute")
         while engine.inbox:
             self.engine_step(instance, "take")
@@ -341,20 +274,20 @@ class Simulator(World):
         staging = self.processes[key[0]].staging
         if staging is not None and not staging.holds(copy.number):
             if self.gather_copy(key):
-                self.at(self.some(self.swarm.copy_ticks), "copy", key)
+                self._plan_copy(key)
             return
         chances = self.swarm.chances
         fate = 1.0 if self.calm or copy.told else self.plan.random()
         if fate < chances["unknown"]:
             self._report(key, CopyResult.UNKNOWN)
-            self.at(self.some(self.swarm.copy_ticks * 4), "copy", key)
+            self.at(self.some(self.swarm.copy_ticks * 4), self._do_copy, key)
         elif (fate := fate - chances["unknown"]) < chances["refuse"] and not copy.written:
             self._report(key, CopyResult.NOT_STARTED)
         elif fate - chances["refuse"] < chances["hang"]:
             self.marks.add("copy hangs")
         elif copy.written < copy.count and self.plan.random() < 0.3:
             self.write_copy(key, 1)
-            self.at(self.some(self.swarm.copy_ticks), "copy", key)
+            self._plan_copy(key)
         else:
             if copy.written < copy.count:
                 self.write_copy(key)
@@ -362,15 +295,21 @@ class Simulator(World):
                 self._report(key, CopyResult.OK)
 
     def _report(self, key: tuple[InstanceId, int], result: CopyResult) -> None:
-        self.at(0, "report", (key, result))
+        self.at(0, self._do_report, (key, result))
 
     def _do_report(self, key: tuple[tuple[InstanceId, int], CopyResult]) -> None:
         copy_key, result = key
         copy = self.copies.get(copy_key)
-        if copy is not None and not copy.told and self._alive(copy.writer, "report", key):
+        if copy is not None and not copy.told and self.is_able(copy.writer, self._do_report, key):
             self.end_copy(copy_key, result)
 
     # --- clients ---------------------------------------------------------------
+
+    def _plan_requests(self) -> None:
+        dice, swarm = self.workload.dice, self.swarm
+        first = dice.randrange(max(1, swarm.length - swarm.arrival_ticks))
+        for _ in range(swarm.requests):
+            self.at(first + dice.randrange(swarm.arrival_ticks), self._do_request)
 
     def _do_request(self, key: None) -> None:
         lb = self.primary(Role.LB)
@@ -380,7 +319,7 @@ class Simulator(World):
         order = load.draw(self.submitted + 1)
         transfer = self.request(order, self.swarm.deadline, f"r{load.dice.randrange(4)}")
         if load.dice.random() < 0.25:
-            self.at(load.dice.randrange(200), "cancel", transfer)
+            self.at(load.dice.randrange(200), self._do_cancel, transfer)
 
     def request(self, order: Order, deadline: int, request_id: str) -> TransferId:
         lb = self.primary(Role.LB)
@@ -402,7 +341,7 @@ class Simulator(World):
 
     def _do_cancel(self, transfer: TransferId) -> None:
         client = self.clients.get(transfer)
-        if client is not None and self._alive(client.lb, "cancel", transfer):
+        if client is not None and self.is_able(client.lb, self._do_cancel, transfer):
             self.cancel(transfer, Reason.CANCELLED)
 
     # --- faults ----------------------------------------------------------------
@@ -410,7 +349,7 @@ class Simulator(World):
     def _plan_faults(self) -> None:
         for kind, times in self.swarm.timed.items():
             for _ in range(times):
-                self.at(self.plan.randrange(1, self.swarm.length), "fault", kind)
+                self.at(self.plan.randrange(1, self.swarm.length), self._do_fault, kind)
 
     def _do_fault(self, kind: str) -> None:
         if not self.calm:
@@ -425,9 +364,6 @@ class Simulator(World):
         """Faults end: what is stopped goes on, what was left over exits, what is dead starts."""
         self.calm = True
         self.blocked_until.clear()
-        for key, stream in self.streams.items():
-            if stream.broken:
-                self._on_work("broken", key)
         for process in list(self.processes.values()):
             if process.exited:
                 continue

@@ -27,6 +27,10 @@ CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row", "engine", "agai
 drawn chance."""
 
 
+LARGE = 0.06
+"""The share of large worlds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Swarm:
     """The plan of one run."""
@@ -34,7 +38,15 @@ class Swarm:
     config: WorldConfig
     length: int
     """Ticks of the phase with faults."""
+    by_turns: bool
+    """Prefill's engine computes its prompts by turns, not one after the other."""
+    cold: bool
+    """That phase begins before the services have found each other."""
     requests: int
+    arrival_ticks: int
+    """They come within so many ticks."""
+    probe: bool
+    """In the end a new request must be served."""
     voices: int
     """Beginnings that prompts share."""
     voice_rows: int
@@ -54,13 +66,17 @@ class Swarm:
 
 
 def draw(seed: int) -> Swarm:
+    """Most worlds are small: few requests that come close together, few faults. What it takes
+    to break a rule is seldom more than that, and it is found sooner by trying more often."""
     rng = Random(f"swarm {seed}")
-    length = rng.choice((400, 800, 1600))
+    large = rng.random() < LARGE
+    length = rng.choice((400, 800, 1600) if large else (100, 200, 400))
     page_rows = rng.choice((1, 2, 4))
     voices = rng.choice((0, 1, 2, 4))
     pages = rng.choice((6, 8, 12) if voices else (4, 6, 8, 12))
-    off = rng.choice((0.3, 0.6, 0.85))
-    timed = {kind: 0 if rng.random() < off else rng.choice((1, 1, 2, 6)) for kind in TIMED}
+    off = rng.choice((0.3, 0.6, 0.85) if large else (0.7, 0.85, 0.95))
+    often = (1, 1, 2, 6) if large else (1, 1, 2)
+    timed = {kind: 0 if rng.random() < off else rng.choice(often) for kind in TIMED}
     chances = {
         kind: 0.0 if rng.random() < off else rng.choice((0.05, 0.05, 0.3)) for kind in CHANCES
     }
@@ -74,13 +90,13 @@ def draw(seed: int) -> Swarm:
             spec="spec",
             transfer_deadline_ns=rng.choice((60, 300)),
             quarantine_percent=rng.choice((25, 25, 50, 75)),
-            quarantine_grace_ns=Random(f"grace {seed}").choice((0, 0, 50)),
+            quarantine_grace_ns=rng.choice((0, 0, 50)),
         ),
         PrefillConfig(
-            rng.choice((3, 4, 6, 12) if voices else (2, 3, 6, 12)),
+            rng.choice((3, 3, 5, 12) if voices else (2, 2, 4, 12)),
             page_rows,
             "spec",
-            rng.choice((1, 4, 64)),
+            rng.choice((1, 1, 4)),
             open_limit=rng.choice((1, 2, 32)),
         ),
         WriterConfig(3, rng.choice((50, 200)), 700, 20),
@@ -95,7 +111,11 @@ def draw(seed: int) -> Swarm:
     return Swarm(
         config,
         length,
-        requests=rng.choice((2, 4, 6, 8)),
+        by_turns=rng.random() < 0.5,
+        cold=large and rng.random() < 0.5,
+        requests=rng.choice((2, 4, 6, 8) if large else (1, 2, 3, 4)),
+        arrival_ticks=rng.choice((1, 20, length)),
+        probe=large or rng.random() < 0.1,
         voices=voices,
         voice_rows=rng.randint(page_rows, page_rows * 2),
         text_rows=page_rows * rng.choice((1, 2)),

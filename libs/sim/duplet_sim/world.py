@@ -101,8 +101,6 @@ class World(CopyEngine):
         self.now = 0
         self.prompt = False
         """What engines and lb's peers say is heard at once (the explorer's reduction)."""
-        self.on_work: Callable[[str, Any], None] | None = None
-        """Told what there is to do: (kind, key); the simulator's agenda."""
         self.on_effect: Callable[[Process, fx.Effect], None] | None = None
         self.on_event: Callable[[Process, Any], None] | None = None
         self.marks: set[str] = set()
@@ -152,8 +150,7 @@ class World(CopyEngine):
         executor.execute(self, process, asked)
 
     def work(self, kind: str, key: Any) -> None:
-        if self.on_work is not None:
-            self.on_work(kind, key)
+        """Told what there is to do; the simulator's agenda takes it from here."""
 
     # --- processes ----------------------------------------------------------------
 
@@ -188,6 +185,7 @@ class World(CopyEngine):
             pages = config.decode.pages
         node: Node = LiveNode(machine) if self.interner is None else self.interner.node(machine)
         process = Process(self.owner, role, instance, node)
+        process.timed = type(machine).next_timer is not Machine.next_timer
         process.engine, process.page_rows = engine, page_rows
         process.rows = empty_pool(pages, page_rows)
         if role is Role.KVPROXY and config.staging:
@@ -280,7 +278,7 @@ class World(CopyEngine):
         process.dialed += 1
         target.accepted += 1
         key = (instance, peer, process.dialed)
-        stream = Stream(self.owner, instance, target.instance)
+        stream = Stream(self.owner, key, target.instance)
         link = process.role if self.config.host is None else peer  # a host's are named by its own
         stream.local = ((link, target.accepted), (peer, process.dialed))
         self.streams[key] = stream
