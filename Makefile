@@ -5,6 +5,7 @@ SHELL := /bin/bash
 .PHONY: help venv demo test explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
 
 BIN := .venv/bin
+GPUS ?= 0,1
 STAMP := .venv/.installed
 PROJECTS := pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
 
@@ -64,7 +65,7 @@ gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs; the engine on
 	@$(BIN)/pytest tests/gpu tests/gpu_engine
 
 gpu-faults: $(STAMP)  ## pauses and kills of a unit on two GPUs; FAULTS_CHECKS=n for a long run
-	@$(BIN)/python -m tests.faults.run_faults --gpu $(or $(GPUS),0,1)
+	@$(BIN)/python -m tests.faults.run_faults --gpu $(GPUS)
 
 gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs; products.md, decode_step.md, on one
 	$(BIN)/python -m bench.kv_move

@@ -6,6 +6,8 @@ late write shows. A control run with one rule switched off must produce a mismat
 here proves anything.
 
 FAULTS_CHECKS=N repeats the cases in random order until so many KV checks were made.
+
+`--gpu 0,1` puts the engines on two GPUs: the product's own kvproxy and copies, pauses and kills.
 """
 
 from __future__ import annotations
@@ -28,10 +30,18 @@ from rich.table import Table
 
 from duplet_client import AsyncClient
 from duplet_core.ids import Role
+from duplet_unit.gpus import parse_gpus
 from tests.e2e.live_unit import LiveUnit, live_unit
 from tests.e2e.streams import Ask, Stream, known_spec, read_all
 from tests.faults.control import run_storm
-from tests.faults.fault_cases import ALL_CASES, Case, Outcome, Scene, run_case
+from tests.faults.fault_cases import (
+    ALL_CASES,
+    PAUSES_AND_KILLS,
+    Case,
+    Outcome,
+    Scene,
+    run_case,
+)
 from tests.faults.quarantine import QUARANTINE_CASES, quarantine_settings
 
 LONGEST_WAIT_S = 0.1
@@ -47,6 +57,35 @@ SETTINGS = {
 UNORDERED = "tests.faults.unordered_kvproxy"
 CARELESS = "tests.faults.careless_decode"
 ASKS = [Ask(seed, max_rows=30) for seed in range(100, 112)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the cases run on."""
+
+    settings: Mapping[str, str]
+    modules: Mapping[Role, str]
+    gpus: tuple[str, ...]
+    cases: tuple[Case, ...]
+    asks: list[Ask]
+    same_share: float
+
+
+ON_CPU = Ground(SETTINGS, {Role.KVPROXY: UNORDERED}, (), ALL_CASES, ASKS, 1.0)
+
+
+def on_gpus(gpus: tuple[str, ...]) -> Ground:
+    """The pair: a model whose float32 leaves most streams the same in any company."""
+    settings = {
+        **SETTINGS,
+        "DUPLET_KVPROXY_COPY_DELAY_S": "0.004",
+        "DUPLET_PREFILL_DTYPE": "float32",
+        "DUPLET_DECODE_DTYPE": "float32",
+        "DUPLET_PREFILL_POOL_PAGES": "2048",
+        "DUPLET_DECODE_POOL_PAGES": "2048",
+    }
+    asks = [Ask(seed, max_rows=30) for seed in range(100, 140)]
+    return Ground(settings, {}, gpus, PAUSES_AND_KILLS, asks, 0.95)
 
 
 @dataclass(slots=True)
@@ -99,15 +138,18 @@ def _told(waits_s: list[float]) -> tuple[str, str]:
 
 @asynccontextmanager
 async def scene_of(
-    settings: Mapping[str, str], modules: Mapping[Role, str], report: Report
+    ground: Ground, report: Report, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Scene]:
-    """A unit with its reference rows; its checks go into the report, failed or not."""
-    async with live_unit(settings, modules=modules) as unit, kept_logs(unit, report):
+    """A unit with its reference rows; its checks go into the report, failed or not. `settings`
+    stand over the ground's."""
+    told = {**ground.settings, **(settings or {})}
+    running = live_unit(told, modules=ground.modules, gpus=ground.gpus)
+    async with running as unit, kept_logs(unit, report):
         async with AsyncClient(unit.listen) as client:
             spec = await known_spec(client)
-            reference: list[Stream] = await read_all(client, spec, ASKS)
+            reference: list[Stream] = await read_all(client, spec, ground.asks)
         assert all(stream.error is None for stream in reference)
-        scene = Scene(unit, spec, ASKS, reference)
+        scene = Scene(unit, spec, ground.asks, reference, ground.same_share)
         try:
             yield scene
         finally:
@@ -139,29 +181,28 @@ async def run_one(scene: Scene, case: Case, report: Report) -> bool:
     return True
 
 
-async def run_cases(cases: list[Case], report: Report) -> None:
+async def run_cases(ground: Ground, cases: list[Case], report: Report) -> None:
     """Each case once, on one unit; on a new one after a failure."""
     waiting = list(cases)
     while waiting:
-        async with scene_of(SETTINGS, {Role.KVPROXY: UNORDERED}, report) as scene:
+        async with scene_of(ground, report) as scene:
             while waiting and await run_one(scene, waiting.pop(0), report):
                 pass
 
 
-async def run_until(checks: int, seed: int, report: Report) -> None:
+async def run_until(ground: Ground, checks: int, seed: int, report: Report) -> None:
     """Cases in random order, on one unit, until so many KV checks were made."""
     order = random.Random(seed)
     report.console.print(f"order of seed {seed}")
-    async with scene_of(SETTINGS, {Role.KVPROXY: UNORDERED}, report) as scene:
+    async with scene_of(ground, report) as scene:
         while report.kv_checks + scene.kv_checks < checks:
-            if not await run_one(scene, order.choice(ALL_CASES), report):
+            if not await run_one(scene, order.choice(ground.cases), report):
                 return
             report.console.print(f"      {report.kv_checks + scene.kv_checks} KV checks")
 
 
 async def run_quarantine(report: Report) -> None:
-    settings = {**SETTINGS, **quarantine_settings()}
-    async with scene_of(settings, {Role.KVPROXY: UNORDERED}, report) as scene:
+    async with scene_of(ON_CPU, report, quarantine_settings()) as scene:
         for name, case in QUARANTINE_CASES.items():
             began = time.monotonic()
             try:
@@ -203,15 +244,15 @@ def close(report: Report) -> bool:
     return not report.failures and report.mismatches == 0 and report.kv_checks > 0
 
 
-async def run(only: str, checks: int, seed: int) -> bool:
+async def run(ground: Ground, only: str, checks: int, seed: int) -> bool:
     report = Report(Console(width=110))
     if checks:
-        await run_until(checks, seed, report)
+        await run_until(ground, checks, seed, report)
     else:
-        await run_cases([case for case in ALL_CASES if only in case.name], report)
-        if not only or only in "quarantine":
+        await run_cases(ground, [case for case in ground.cases if only in case.name], report)
+        if ground is ON_CPU and (not only or only in "quarantine"):
             await run_quarantine(report)
-    if not only or only in "control":
+    if ground is ON_CPU and (not only or only in "control"):
         await run_control(report)
     return close(report)
 
@@ -220,9 +261,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Faults on real processes.")
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="order of a long run")
+    parser.add_argument("--gpu", default="", help="GPUs of prefill and decode, as 0,1")
     options = parser.parse_args()
     checks = int(os.environ.get("FAULTS_CHECKS", "0"))
-    return 0 if asyncio.run(run(options.only, checks, options.seed)) else 1
+    ground = ON_CPU
+    if options.gpu:
+        ground = on_gpus(parse_gpus(options.gpu, monolith=False))
+    return 0 if asyncio.run(run(ground, options.only, checks, options.seed)) else 1
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from duplet_core.ids import Role
 from tests.faults.fault_cases import ALL_CASES, Scene, run_case
-from tests.faults.run_faults import SETTINGS, UNORDERED, Report, scene_of
+from tests.faults.run_faults import ON_CPU, Report, scene_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -20,7 +19,7 @@ SLICE = ("three ends withheld", "decode's output stopped")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene() -> AsyncIterator[Scene]:
     report = Report(Console(quiet=True))
-    async with scene_of(SETTINGS, {Role.KVPROXY: UNORDERED}, report) as started:
+    async with scene_of(ON_CPU, report) as started:
         yield started
     assert report.kv_checks > 0
     assert report.mismatches == 0
