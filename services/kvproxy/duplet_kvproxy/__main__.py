@@ -200,7 +200,7 @@ async def serve(service: Service[KvproxySettings]) -> None:
     service.log.info("transports", found=choice.describe(), mps=choice.mps)
     service.health.set("transport", True, choice.describe())
     executor = KvproxyExecutor(service, WriterMachine(service.instance, config), choice)
-    executor.metrics.serve(settings.metrics_port)
+    executor.metrics.serve(settings.metrics_port, settings.metrics_host)
     service.health.set("writer", True, "no end is withheld")
     server = create_server(peer_server_options(), service.health, service.fail)
     ends = (executor.accept(Role.PREFILL), executor.accept(Role.DECODE))

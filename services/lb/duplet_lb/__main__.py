@@ -31,7 +31,7 @@ async def serve(service: Service[LbSettings]) -> None:
         from duplet_lb.tracing import Tracing  # it takes memory, which without spans is free
 
         executor.tracing = Tracing(settings.otlp_endpoint, service.instance)
-    executor.metrics.serve(settings.metrics_port)
+    executor.metrics.serve(settings.metrics_port, settings.metrics_host)
     try:
         check_free(settings.listen)
     except OSError as error:

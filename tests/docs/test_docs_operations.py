@@ -1,0 +1,65 @@
+"""docs/operations.md speaks of what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from duplet_decode.__main__ import CONDITIONS as OF_DECODE
+from duplet_kvproxy.__main__ import CONDITIONS as OF_KVPROXY
+from duplet_lb.__main__ import CONDITIONS as OF_LB
+from duplet_prefill.__main__ import CONDITIONS as OF_PREFILL
+from duplet_runtime.health import LIVE, READY
+from duplet_runtime.service import OPEN
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
+CODE = [
+    path.read_text("utf-8")
+    for folder in ("libs", "services")
+    for path in sorted((ROOT / folder).glob("*/duplet_*/*.py"))
+]
+
+
+def first_cells(heading: str) -> list[str]:
+    """The first column of the table whose first heading this is."""
+    table = PAGE.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+
+
+def quoted(cells: list[str]) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_health_name_is_explained() -> None:
+    conditions = {*OF_LB, *OF_PREFILL, *OF_DECODE, *OF_KVPROXY}
+    assert set(quoted(first_cells("name"))) == {LIVE, READY, OPEN, *conditions}
+
+
+@pytest.mark.parametrize("event", quoted(first_cells("event")))
+def test_an_event_is_logged_somewhere(event: str) -> None:
+    assert any(f'"{event}"' in text for text in CODE)
+
+
+def test_metrics_are_those_of_dashboard_and_alerts() -> None:
+    """Which are checked against a unit that runs."""
+    shown = (ROOT / "docker/grafana/dashboards/duplet.json").read_text()
+    shown += (ROOT / "docker/prometheus/alerts.yml").read_text()
+    names = quoted(first_cells("metric"))
+    assert len(names) > 10
+    assert [name for name in names if name not in shown] == []
+
+
+@pytest.mark.parametrize("words", first_cells("it says"))
+def test_the_doctor_says_so(words: str) -> None:
+    [verdict] = (ROOT / "services/kvproxy/duplet_kvproxy").glob("verdict.py")
+    text = re.sub(r'"\s*\n\s*f?"', "", verdict.read_text("utf-8"))
+    kind = re.escape(words).replace("cumem\\-fabric", r"\{kind\}")
+    assert re.search(kind, text), words
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"\]\((\S+?)\)", PAGE))))
+def test_a_link_leads_somewhere(name: str) -> None:
+    assert (ROOT / "docs" / name).exists()
