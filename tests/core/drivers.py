@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from duplet_core import engine
@@ -21,6 +22,7 @@ from duplet_core.effects import (
     StreamClosed,
     StreamOpened,
 )
+from duplet_core.errors import Reason
 from duplet_core.front import FrontMachine
 from duplet_core.front_state import FrontConfig
 from duplet_core.ids import InstanceId, Role, TransferId
@@ -75,6 +77,7 @@ class Driver(Generic[AnyMachine]):
         held: tuple[TransferId, ...] = (),
         spec: str = SPEC,
         credit: Credit | None = None,
+        refusing: Reason | None = None,
     ) -> list[Effect]:
         """Lifeline where it is needed, a new stream, both Hellos."""
         instance = NAMES[peer] if instance is None else instance
@@ -89,6 +92,7 @@ class Driver(Generic[AnyMachine]):
         said = hello(
             peer, instance, number, to=self.machine.instance, held=held, spec=spec, credit=credit
         )
+        said = replace(said, refusing=refusing)
         effects += self.feed(Received(peer, number, said))
         assert link.current is not None and link.current.stream == number, "refused"
         return effects

@@ -22,8 +22,12 @@ from duplet_core.messages import (
     Drop,
     End,
     Failed,
+    Handed,
+    Hello,
     Landed,
+    Leaving,
     Refused,
+    Refusing,
     SourceReleased,
 )
 from duplet_core.prefill_state import PrefillConfig
@@ -49,6 +53,7 @@ from tests.core.samples import (
     pick,
     prefill,
     sent,
+    whole_move,
 )
 
 CONFIG = WriterConfig()
@@ -325,7 +330,9 @@ def test_a_draining_decode_still_hears_proofs_and_deaths() -> None:
 def test_prefill_drains_what_it_took() -> None:
     driver = PrefillDriver()
     driver.hear(Role.LB, prefill())
-    assert pick(driver.feed(Drain()), Drained) == []
+    effects = driver.feed(Drain())
+    assert pick(effects, Drained) == []
+    assert sent(effects, Role.LB) == [Refusing(Reason.DRAINING)]
     (failed,) = sent(driver.hear(Role.LB, prefill("r2", T2)), Role.LB)
     assert isinstance(failed, Failed) and failed.reason is Reason.DRAINING
     driver.say(last_chunk(1))
@@ -333,10 +340,62 @@ def test_prefill_drains_what_it_took() -> None:
     assert pick(driver.hear(Role.KVPROXY, SourceReleased(T1, landed=False)), Drained) == [Drained()]
 
 
+def test_prefill_stays_until_what_it_handed_over_has_landed() -> None:
+    driver = PrefillDriver()
+    driver.hear(Role.LB, prefill())
+    driver.feed(Drain())
+    assert pick(driver.say(last_chunk(1)), Drained) == []
+    effects = driver.hear(Role.KVPROXY, SourceReleased(T1, landed=True))
+    assert sent(effects, Role.LB) == [Handed("r1", T1)], "before lb's stream ends with us"
+    assert pick(effects, Drained) == [Drained()]
+
+
+def test_prefill_tells_lb_whether_it_has_a_writer() -> None:
+    driver = PrefillDriver(connected=False)
+    (said,) = sent(driver.connect(Role.LB), Role.LB)
+    assert isinstance(said, Hello) and said.refusing is Reason.WRITER_LOST
+    assert sent(driver.connect(Role.KVPROXY), Role.LB) == [Refusing(None)]
+    assert sent(driver.lose(Role.KVPROXY), Role.LB) == [Refusing(Reason.WRITER_LOST)]
+    driver.lose(Role.LB)
+    driver.connect(Role.KVPROXY)
+    (said,) = sent(driver.connect(Role.LB), Role.LB)
+    assert isinstance(said, Hello) and said.refusing is None
+
+
 def test_the_writer_is_drained_when_every_end_is_told() -> None:
     writer = aborted(1)
     assert pick(writer.feed(Drain()), Drained) == []
     assert pick(writer.end_copy(), Drained) == [Drained()]
+
+
+def test_a_writer_that_leaves_says_so_once_a_stream_and_serves_what_is_granted() -> None:
+    writer = WriterDriver()
+    writer.hear(Role.DECODE, grant(T1))
+    effects = writer.feed(Drain())
+    assert sent(effects, Role.DECODE) == [Leaving()]
+    assert pick(effects, Drained) == []
+    assert sent(writer.hear(Role.DECODE, grant(T2, (4, 5, 6))), Role.DECODE) == [], "it crossed"
+    writer.hear(Role.PREFILL, whole_move(T1))
+    writer.end_copy()
+    writer.hear(Role.PREFILL, whole_move(T2))
+    assert pick(writer.end_copy(), Drained) == [Drained()]
+    effects = writer.connect(Role.DECODE)
+    assert sent(effects, Role.DECODE)[-1] == Leaving(), "a new stream has not heard it"
+
+
+def test_decode_grants_nothing_to_a_writer_that_leaves() -> None:
+    decode = DecodeDriver()
+    decode.hear(Role.LB, admit("r1", T1))
+    effects = decode.hear(Role.KVPROXY, Leaving())
+    assert credits_sent(effects)[-1].refusing is Reason.WRITER_LOST
+    (refused,) = sent(decode.hear(Role.LB, admit("r2", T2)), Role.LB)[:1]
+    assert isinstance(refused, Refused) and refused.reason is Reason.WRITER_LOST
+    decode.hear(Role.KVPROXY, Landed(T1, PROMPT_ROWS, HANDOFF))
+    assert decode.pages(PageState.LIVE) == 4, "what was granted goes on"
+    decode.lose(Role.KVPROXY)
+    decode.bury(Role.KVPROXY)
+    effects = decode.connect(Role.KVPROXY, WRITER2)
+    assert credits_sent(effects)[-1].refusing is None
 
 
 def test_prefill_refuses_what_it_cannot_hold() -> None:

@@ -28,8 +28,10 @@ from duplet_core.messages import (
     Failed,
     Finished,
     Grant,
+    Handed,
     Prefill,
     Refused,
+    Refusing,
     StepRows,
     StoppedAtOnce,
 )
@@ -331,6 +333,38 @@ def test_lost_prefill_ends_what_decode_has_not_accepted() -> None:
     assert sent(effects, Role.DECODE) == [End("pending", T2, lost)]
     effects = front.hear(Role.DECODE, StepRows(9, (1,), ROW2))
     assert pick(effects, Rows) == [Rows(T1, ROW2)]
+
+
+def test_lost_prefill_does_not_end_what_it_has_handed_over() -> None:
+    front = crowd()
+    front.hear(Role.PREFILL, Handed("pending", T2))
+    effects = front.lose(Role.PREFILL)
+    assert ended(effects) == [(T3, Reason.PREFILL_LOST)], "it was only queued"
+    effects = front.hear(Role.DECODE, Accepted("pending", T2, 2, ROW))
+    assert pick(effects, Rows) == [Rows(T2, ROW)]
+
+
+def test_while_prefill_refuses_requests_wait_and_the_unit_says_why() -> None:
+    front = FrontDriver()
+    effects = front.hear(Role.PREFILL, Refusing(Reason.WRITER_LOST))
+    (health,) = unit_health(effects)
+    assert not health.ok
+    assert health.detail == "prefill takes nothing new: WRITER_LOST"
+    assert sent(front.feed(submit()), Role.PREFILL) == []
+    effects = front.hear(Role.PREFILL, Refusing(None))
+    assert [h.ok for h in unit_health(effects)] == [True]
+    assert [type(m) for m in sent(effects, Role.PREFILL)] == [Prefill]
+    front.lose(Role.PREFILL)
+    effects = front.connect(Role.PREFILL, refusing=Reason.WRITER_LOST)
+    assert [h.ok for h in unit_health(effects)] == [False], "its Hello says so too"
+
+
+def test_a_request_that_waits_for_prefills_writer_is_told_its_reason() -> None:
+    front = FrontDriver()
+    front.hear(Role.PREFILL, Refusing(Reason.WRITER_LOST))
+    front.feed(submit())
+    effects = front.tick(front.machine.config.queue_wait_ns)
+    assert ended(effects) == [(T1, Reason.WRITER_LOST)]
 
 
 def unit_health(effects: list[Effect]) -> list[SetHealth]:

@@ -18,6 +18,7 @@ from duplet_core.messages import (
     End,
     Failed,
     Finished,
+    Handed,
     Refused,
     StoppedAtOnce,
 )
@@ -33,6 +34,8 @@ def in_state(state: State) -> FrontDriver:
     if state is State.QUEUED:
         front.hear(Role.DECODE, Credit(16, 16, 0, 0))
     front.feed(submit())
+    if state is State.HANDED:
+        front.hear(Role.PREFILL, Handed("r1", T1))
     if state is State.STREAMING:
         front.hear(Role.DECODE, Accepted("r1", T1, 1, ROW))
     assert front.machine.requests[T1].state is state
@@ -45,6 +48,7 @@ MESSAGES: dict[Input, Any] = {
     Input.REFUSED: Refused("r1", T1, Reason.OVERLOADED, "full"),
     Input.FAILED: Failed("r1", T1, Reason.KV_MISMATCH, "page 2"),
     Input.STOPPED_AT_ONCE: StoppedAtOnce("r1", T1, (1, 2, 3)),
+    Input.HANDED: Handed("r1", T1),
     Input.ACCEPTED: Accepted("r1", T1, 1, ROW),
     Input.ROWS: ROW,
     Input.FINISHED: FINISHED,
@@ -96,10 +100,24 @@ EXPECTED: dict[State, dict[Input, Ending | Stays | None]] = {
         Input.REFUSED: Ending(Reason.OVERLOADED, "full"),
         Input.FAILED: Ending(Reason.KV_MISMATCH, "page 2"),
         Input.STOPPED_AT_ONCE: Ending(None, "", Finished("r1", T1, True, 0, 0, (1, 2, 3))),
+        Input.HANDED: Stays(State.HANDED),
         Input.ACCEPTED: Stays(State.STREAMING, ROW),
         Input.ROWS: Stays(State.PENDING),
         Input.FINISHED: Stays(State.PENDING),
         Input.PREFILL_LOST: NO_PREFILL,
+        Input.DECODE_LOST: NO_DECODE,
+    },
+    State.HANDED: {
+        Input.CANCEL: CANCELLED,
+        Input.DEADLINE: LATE,
+        Input.REFUSED: Ending(Reason.OVERLOADED, "full"),
+        Input.FAILED: Ending(Reason.KV_MISMATCH, "page 2"),
+        Input.STOPPED_AT_ONCE: Stays(State.HANDED),
+        Input.HANDED: Stays(State.HANDED),
+        Input.ACCEPTED: Stays(State.STREAMING, ROW),
+        Input.ROWS: Stays(State.HANDED),
+        Input.FINISHED: Stays(State.HANDED),
+        Input.PREFILL_LOST: Stays(State.HANDED),
         Input.DECODE_LOST: NO_DECODE,
     },
     State.STREAMING: {
@@ -108,6 +126,7 @@ EXPECTED: dict[State, dict[Input, Ending | Stays | None]] = {
         Input.REFUSED: Stays(State.STREAMING),
         Input.FAILED: Ending(Reason.KV_MISMATCH, "page 2"),
         Input.STOPPED_AT_ONCE: Stays(State.STREAMING),
+        Input.HANDED: Stays(State.STREAMING),
         Input.ACCEPTED: Stays(State.STREAMING),
         Input.ROWS: Stays(State.STREAMING, ROW),
         Input.FINISHED: Ending(None, "", FINISHED),

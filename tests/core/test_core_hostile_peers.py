@@ -25,6 +25,7 @@ from duplet_core.messages import (
     Finished,
     Grant,
     Landed,
+    Leaving,
     Message,
     Move,
     Prefill,
@@ -85,6 +86,7 @@ SAYS: dict[tuple[Role, Role], st.SearchStrategy[Any]] = {
         st.builds(TransferFailed, IDS, st.just("")),
         st.builds(TransferBroken, IDS, st.just("")),
         st.builds(AbortAck, IDS),
+        st.builds(Leaving),
     ),
 }
 

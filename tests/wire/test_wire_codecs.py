@@ -110,6 +110,7 @@ hellos = st.builds(
     held=st.lists(transfers, max_size=5, unique=True).map(tuple),
     spec=texts,
     credit=st.none() | credits_,
+    refusing=st.none() | reasons,
 )
 admits = st.builds(core.Admit, request_ids, transfers, counts, counts, samplings, texts)
 finisheds = st.builds(
@@ -122,6 +123,8 @@ SAID: dict[tuple[Role, Role], dict[type[Any], st.SearchStrategy[Any]]] = {
         core.Hello: hellos,
         core.StoppedAtOnce: st.builds(core.StoppedAtOnce, request_ids, transfers, stamps, uint32s),
         core.Failed: faileds,
+        core.Handed: st.builds(core.Handed, request_ids, transfers),
+        core.Refusing: st.builds(core.Refusing, st.none() | reasons),
     },
     (Role.LB, Role.DECODE): {core.Hello: hellos, core.Admit: admits, core.End: ends},
     (Role.DECODE, Role.LB): {
@@ -154,6 +157,7 @@ SAID: dict[tuple[Role, Role], dict[type[Any], st.SearchStrategy[Any]]] = {
         core.Landed: st.builds(core.Landed, transfers, counts, handoffs),
         core.TransferFailed: st.builds(core.TransferFailed, transfers, texts),
         core.TransferBroken: st.builds(core.TransferBroken, transfers, texts),
+        core.Leaving: st.builds(core.Leaving),
     },
 }
 """What each end (own role, peer's role) says."""

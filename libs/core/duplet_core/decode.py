@@ -34,6 +34,7 @@ from duplet_core.messages import (
     End,
     Hello,
     Landed,
+    Leaving,
     Refused,
     Started,
     TransferBroken,
@@ -53,6 +54,7 @@ class DecodeMachine(Machine):
         (Role.KVPROXY, TransferFailed): "_take_writer",
         (Role.KVPROXY, TransferBroken): "_take_writer",
         (Role.KVPROXY, AbortAck): "_take_writer",
+        (Role.KVPROXY, Leaving): "_take_leaving",
     }
     _WRITER_INPUTS: ClassVar[dict[type, Input]] = {
         Started: Input.STARTED,
@@ -77,6 +79,8 @@ class DecodeMachine(Machine):
         self._told_figures: tuple[Any, ...] = ()
         """What the last Credit on this stream was made of."""
         self._quarantine_red = False
+        self._writer_leaves = False
+        """The writer whose stream counts was told to leave."""
         self._drained_told = False
 
     # --- lb -------------------------------------------------------------------
@@ -132,6 +136,13 @@ class DecodeMachine(Machine):
             self.emit(Count("reports_ignored"))
             return
         self.transfers.step(t, self._WRITER_INPUTS[type(message)], message, now)
+
+    def _take_leaving(self, leaving: Leaving, now: int) -> None:
+        self._writer_leaves = True
+
+    def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
+        if peer is Role.KVPROXY:
+            self._writer_leaves = False
 
     def _own_hello(self, peer: Role, number: int, to: InstanceId | None) -> Hello:
         held: tuple[TransferId, ...] = ()
@@ -213,7 +224,7 @@ class DecodeMachine(Machine):
             return Reason.DRAINING
         if self._quarantine_red:
             return Reason.QUARANTINE
-        if self.links[Role.KVPROXY].current is None:
+        if self._writer_leaves or self.links[Role.KVPROXY].current is None:
             return Reason.WRITER_LOST
         return None
 

@@ -4,6 +4,7 @@ A request's life here:
 
     QUEUED    waits, briefly, for decode's credit
     PENDING   Admit and Prefill are sent; nothing was sent to the client, so it can fail whole
+    HANDED    the same, but the KV is in decode's pages: prefill is not needed any more
     STREAMING decode accepted the KV; rows flow
 
 Admits are counted against the credit decode told (Credit.admits_seen says which of them the
@@ -43,9 +44,11 @@ from duplet_core.messages import (
     End,
     Failed,
     Finished,
+    Handed,
     Hello,
     Prefill,
     Refused,
+    Refusing,
     StepRows,
     StoppedAtOnce,
 )
@@ -64,6 +67,8 @@ class FrontMachine(Machine):
         (Role.DECODE, StepRows): "_take_step",
         (Role.PREFILL, Failed): "_take_prefill_failed",
         (Role.PREFILL, StoppedAtOnce): "_take_transfer",
+        (Role.PREFILL, Handed): "_take_transfer",
+        (Role.PREFILL, Refusing): "_take_refusing",
     }
     _INPUTS: ClassVar[dict[type, Input]] = {
         Refused: Input.REFUSED,
@@ -71,6 +76,7 @@ class FrontMachine(Machine):
         Accepted: Input.ACCEPTED,
         Finished: Input.FINISHED,
         StoppedAtOnce: Input.STOPPED_AT_ONCE,
+        Handed: Input.HANDED,
     }
 
     def __init__(self, instance: InstanceId, config: FrontConfig) -> None:
@@ -91,6 +97,7 @@ class FrontMachine(Machine):
         """Pages of the Admits that the told credit does not include yet."""
         self._admits_sent = 0
         self._specs: dict[Role, str] = {}
+        self._prefill_refusing: Reason | None = None
         self._ready = False
         self._drained_told = False
 
@@ -158,6 +165,10 @@ class FrontMachine(Machine):
         while len(self._unseen) > self._admits_sent - credit.admits_seen:
             self._unseen.popleft()
 
+    def _take_refusing(self, refusing: Refusing, now: int) -> None:
+        self._prefill_refusing = refusing.reason
+        self._update_ready()
+
     def _take_transfer(self, message: Any, now: int) -> None:
         request = self.requests.get(message.transfer)
         if request is not None and request.state is not State.QUEUED:
@@ -167,7 +178,7 @@ class FrontMachine(Machine):
     def _take_prefill_failed(self, failed: Failed, now: int) -> None:
         request = self.requests.get(failed.transfer)
         if request is not None and request.state is State.PENDING:
-            # Once decode has accepted, it has all it needs.
+            # Once decode has the KV, it has all it needs.
             self._step(request, Input.FAILED, failed, now)
 
     def _take_step(self, step: StepRows, now: int) -> None:
@@ -182,6 +193,8 @@ class FrontMachine(Machine):
 
     def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
         self._specs[peer] = hello.spec
+        if peer is Role.PREFILL:
+            self._prefill_refusing = hello.refusing
         if peer is Role.DECODE:
             self.credit = hello.credit
             self._admits_sent = 0
@@ -213,8 +226,16 @@ class FrontMachine(Machine):
         if not self._ready:
             prefill, decode = (_told(self._specs[r]) for r in (Role.PREFILL, Role.DECODE))
             return f"prefill and decode run different models: {prefill} and {decode}"
-        refusing = None if self.credit is None else self.credit.refusing
-        return "" if refusing is None else f"decode takes nothing new: {refusing}"
+        refusing = self._refusing()
+        return "" if refusing is None else f"{refusing[0]} takes nothing new: {refusing[1]}"
+
+    def _refusing(self) -> tuple[Role, Reason] | None:
+        """Which peer takes nothing new, and why."""
+        if self.credit is not None and self.credit.refusing is not None:
+            return Role.DECODE, self.credit.refusing
+        if self._prefill_refusing is not None:
+            return Role.PREFILL, self._prefill_refusing
+        return None
 
     # --- transitions: one method each, named in the table below ----------------------
 
@@ -237,6 +258,9 @@ class FrontMachine(Machine):
         key = (message.request_id, message.transfer)
         finished = Finished(*key, True, 0, 0, message.stamps, message.cached_rows)
         self._end(request, None, "", finished)
+
+    def _hand(self, request: Request, message: Handed, now: int) -> None:
+        request.state = State.HANDED
 
     def _accept(self, request: Request, message: Accepted, now: int) -> None:
         if message.stream_id in self._by_stream:
@@ -266,6 +290,7 @@ class FrontMachine(Machine):
             Input.REFUSED: _impossible,
             Input.FAILED: _impossible,
             Input.STOPPED_AT_ONCE: _impossible,
+            Input.HANDED: _impossible,
             Input.ACCEPTED: _impossible,
             Input.ROWS: _impossible,
             Input.FINISHED: _impossible,
@@ -278,10 +303,24 @@ class FrontMachine(Machine):
             Input.REFUSED: _fail,
             Input.FAILED: _fail,
             Input.STOPPED_AT_ONCE: _stopped_at_once,
+            Input.HANDED: _hand,
             Input.ACCEPTED: _accept,
             Input.ROWS: _ignore,
             Input.FINISHED: _ignore,
             Input.PREFILL_LOST: _prefill_lost,
+            Input.DECODE_LOST: _decode_lost,
+        },
+        State.HANDED: {
+            Input.CANCEL: _cancel,
+            Input.DEADLINE: _expire,
+            Input.REFUSED: _fail,
+            Input.FAILED: _fail,
+            Input.STOPPED_AT_ONCE: _ignore,
+            Input.HANDED: _ignore,
+            Input.ACCEPTED: _accept,
+            Input.ROWS: _ignore,
+            Input.FINISHED: _ignore,
+            Input.PREFILL_LOST: _ignore,  # decode has all it needs
             Input.DECODE_LOST: _decode_lost,
         },
         State.STREAMING: {
@@ -290,6 +329,7 @@ class FrontMachine(Machine):
             Input.REFUSED: _ignore,
             Input.FAILED: _fail,
             Input.STOPPED_AT_ONCE: _ignore,
+            Input.HANDED: _ignore,  # decode was faster
             Input.ACCEPTED: _ignore,
             Input.ROWS: _deliver,
             Input.FINISHED: _finish,
@@ -336,7 +376,7 @@ class FrontMachine(Machine):
 
     def _fits(self, pages: int) -> bool:
         credit = self.credit
-        if credit is None or credit.refusing is not None or not self._ready:
+        if credit is None or self._refusing() is not None or not self._ready:
             return False
         slots = credit.free_slots - len(self._unseen)
         return slots > 0 and credit.free_pages - sum(self._unseen) >= pages
@@ -362,8 +402,8 @@ class FrontMachine(Machine):
         for request in list(self._queue):
             if request.queued_until_ns <= now:
                 self.emit(Count("requests_overloaded"))
-                refusing = None if self.credit is None else self.credit.refusing
-                reason = Reason.OVERLOADED if refusing is None else refusing
+                refusing = self._refusing()
+                reason = Reason.OVERLOADED if refusing is None else refusing[1]
                 self._end(request, reason, "no stream slot or pages came free in time")
 
 

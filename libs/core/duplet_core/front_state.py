@@ -11,6 +11,7 @@ from duplet_core.effects import Submit
 class State(StrEnum):
     QUEUED = "queued"
     PENDING = "pending"
+    HANDED = "handed"
     STREAMING = "streaming"
 
     __hash__ = str.__hash__  # keys a table
@@ -24,6 +25,7 @@ class Input(Enum):
     REFUSED = "decode reserved nothing"
     FAILED = "prefill or decode cannot go on"
     STOPPED_AT_ONCE = "the first row was the stop row"
+    HANDED = "prefill's part is over, decode has the KV"
     ACCEPTED = "decode verified the KV"
     ROWS = "decode made a row"
     FINISHED = "decode finished it"

@@ -60,6 +60,8 @@ class Hello:
     """From prefill and decode to lb: the model's spec as canonical JSON."""
     credit: Credit | None = None
     """From decode to lb."""
+    refusing: Reason | None = None
+    """From prefill to lb, as in Refusing."""
 
 
 # Between lb and its peers `transfer` names the attempt: a request id may return after its end,
@@ -210,6 +212,22 @@ class StoppedAtOnce:
     cached_rows: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """prefill -> lb: the KV is in decode's pages. From here on decode alone tells the end."""
+
+    request_id: str
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
+class Refusing:
+    """prefill -> lb: why no prompt is taken now (DRAINING, WRITER_LOST), on change."""
+
+    reason: Reason | None
+    """None: prompts are welcome."""
+
+
 # --- decode <-> kvproxy -------------------------------------------------------
 
 
@@ -269,6 +287,12 @@ class TransferBroken:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """kvproxy -> decode: it was told to leave and goes when what is granted has ended: no grant
+    should come to it any more. One that comes is served all the same."""
+
+
 # --- prefill <-> kvproxy ------------------------------------------------------
 
 
@@ -304,6 +328,6 @@ class SourceReleased:
 
 Message = (
     Hello | Admit | End | Credit | Refused | Accepted | StepRows | Finished | Failed
-    | Prefill | StoppedAtOnce | Grant | Abort | AbortAck | Started | Landed
-    | TransferFailed | TransferBroken | Move | Drop | SourceReleased
+    | Prefill | StoppedAtOnce | Handed | Refusing | Grant | Abort | AbortAck | Started | Landed
+    | TransferFailed | TransferBroken | Leaving | Move | Drop | SourceReleased
 )  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from duplet_core import engine
 from duplet_core.effects import Count, Drained, FromEngineEvent
 from duplet_core.errors import Reason, require
-from duplet_core.ids import PROTOCOL_VERSION, InstanceId, RequestKey, Role, TransferId
+from duplet_core.ids import PROTOCOL_VERSION, InstanceId, RequestKey, Role
 from duplet_core.link import Link
 from duplet_core.machine import Machine
-from duplet_core.messages import End, Failed, Hello, Prefill, SourceReleased
+from duplet_core.messages import End, Failed, Hello, Prefill, Refusing, SourceReleased
 from duplet_core.prefill_jobs import Jobs
 from duplet_core.prefill_state import Input, PrefillConfig
 from duplet_core.prefix import NoPrefixIndex, PrefixIndex
@@ -43,6 +43,8 @@ class PrefillMachine(Machine):
         )
         self.config = config
         self.jobs = Jobs(config, self, NoPrefixIndex() if index is None else index)
+        self._told_refusing: Reason | None = None
+        """As lb knows it, while there is a stream to lb."""
         self._drained_told = False
 
     # --- peers ------------------------------------------------------------------
@@ -72,6 +74,11 @@ class PrefillMachine(Machine):
             return Reason.OVERLOADED, "prefill's queue is full"
         return None
 
+    def _refusing(self) -> Reason | None:
+        if self.draining:
+            return Reason.DRAINING
+        return Reason.WRITER_LOST if self.links[Role.KVPROXY].current is None else None
+
     def _take_end(self, end: End, now: int) -> None:
         if end.reason is Reason.KV_MISMATCH:
             self.jobs.forget_prefixes()
@@ -89,13 +96,14 @@ class PrefillMachine(Machine):
         self.jobs.step(job, Input.RELEASED, released, now)
 
     def _own_hello(self, peer: Role, number: int, to: InstanceId | None) -> Hello:
-        held: tuple[TransferId, ...] = ()
         if peer is Role.KVPROXY:
             held = tuple(
                 j.transfer for j in self.jobs.by_transfer.values() if j.owed and j.writer == to
             )
-        spec = self.config.spec if peer is Role.LB else ""
-        return Hello(Role.PREFILL, self.instance, PROTOCOL_VERSION, number, to, held, spec)
+            return Hello(Role.PREFILL, self.instance, PROTOCOL_VERSION, number, to, held)
+        refusing = self._told_refusing = self._refusing()
+        ids = (Role.PREFILL, self.instance, PROTOCOL_VERSION, number, to)
+        return Hello(*ids, spec=self.config.spec, refusing=refusing)
 
     def _on_lost(self, peer: Role, instance: InstanceId, now: int) -> None:
         for job in list(self.jobs.by_transfer.values()):
@@ -129,6 +137,9 @@ class PrefillMachine(Machine):
 
     def _settle(self, now: int) -> None:
         self.jobs.start_queued(now)
+        refusing = self._refusing()
+        if refusing is not self._told_refusing and self.send(Role.LB, Refusing(refusing)):
+            self._told_refusing = refusing
         if self.draining and not self._drained_told and not self.jobs.by_transfer:
             self._drained_told = True
             self.emit(Drained())

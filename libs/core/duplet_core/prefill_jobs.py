@@ -28,6 +28,7 @@ from duplet_core.machine import Outlet
 from duplet_core.messages import (
     Drop,
     Failed,
+    Handed,
     Handoff,
     Move,
     Prefill,
@@ -212,8 +213,9 @@ class Jobs:
         """The writer's lifetime of the pages is over, and so is the engine's. None: it died."""
         job.owed = False
         if job.state is State.HANDED:
-            landed = message is not None and message.landed
-            if job.doubtful and not landed:
+            if message is not None and message.landed:
+                self._tell(job, Handed(job.key.request_id, job.transfer))
+            elif job.doubtful:
                 # If the last Move was lost, decode waits for KV that nobody will send: only lb
                 # can know, and hears this as long as decode has not accepted.
                 self._no_writer(job)
@@ -330,7 +332,7 @@ class Jobs:
         self.pages.release(job.transfer)
         del self.by_transfer[job.transfer]
 
-    def _tell(self, job: Job, message: StoppedAtOnce | Failed) -> None:
+    def _tell(self, job: Job, message: StoppedAtOnce | Handed | Failed) -> None:
         self._out.send(Role.LB, message, only=job.key.lb)
 
     def _fail(self, job: Job, reason: Reason, detail: str) -> None:

@@ -24,7 +24,7 @@ from duplet_core.errors import RemoteProtocolError
 from duplet_core.ids import InstanceId, Role
 from duplet_core.link import Link
 from duplet_core.machine import Machine
-from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Move
+from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Leaving, Move
 from duplet_core.writer_state import Input, Pool, WriterConfig
 from duplet_core.writer_transfers import Transfers
 
@@ -59,6 +59,8 @@ class WriterMachine(Machine):
         self._red_since: int | None = None
         self._checked_at = 0
         self._exit_told = False
+        self._leaving_told: int | None = None
+        """The stream on which decode was told that we leave."""
         self._drained_told = False
 
     def _pool_of(self, instance: InstanceId) -> Pool:
@@ -212,9 +214,18 @@ class WriterMachine(Machine):
                 del self.pools[instance]
                 self.transfers.forget_landed(instance)
                 self.emit(CloseMapping(instance))
+        if self.draining:
+            self._tell_leaving()
         if self.draining and not self._drained_told and not self.transfers.by_id:
             self._drained_told = True
             self.emit(Drained())
+
+    def _tell_leaving(self) -> None:
+        """While decode goes on granting there is no moment without a transfer."""
+        decode = self.links[Role.DECODE].current
+        if decode is not None and decode.stream != self._leaving_told:
+            self._leaving_told = decode.stream
+            self.send(Role.DECODE, Leaving())
 
     def _check_withheld(self, now: int) -> None:
         ending = self.transfers.ending

@@ -33,8 +33,6 @@ STATUS_LIMIT_S = 5.0
 """A status travels behind what was written before it. A handler waits so long for a client that
 reads nothing; then it leaves, and gRPC keeps the status for as long as the connection lasts."""
 
-RETRYABLE = frozenset({Reason.OVERLOADED, Reason.NOT_READY, Reason.DRAINING, Reason.QUARANTINE})
-
 STATUS_OF: Mapping[Reason, StatusCode] = MappingProxyType(
     {
         Reason.INVALID_PROMPT: StatusCode.INVALID_ARGUMENT,
@@ -67,6 +65,13 @@ STATUS_OF: Mapping[Reason, StatusCode] = MappingProxyType(
         Reason.PEER_PROTOCOL: StatusCode.INVALID_ARGUMENT,
     }
 )
+
+RETRYABLE = frozenset(
+    reason
+    for reason, code in STATUS_OF.items()
+    if code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+)
+"""Asking again can help: the unit is full, or a part of it is away and comes back."""
 
 _FIELD = re.compile(r"([a-z][a-z0-9_.\[\]]*): ")
 

@@ -10,6 +10,7 @@ from duplet_core.messages import (
     Grant,
     Handoff,
     Landed,
+    Leaving,
     Move,
     SourceReleased,
     Started,
@@ -155,6 +156,14 @@ def decode_transfer_broken(broken: pb.TransferBroken) -> TransferBroken:
     )
 
 
+def encode_leaving(leaving: Leaving) -> pb.Leaving:
+    return pb.Leaving()
+
+
+def decode_leaving(leaving: pb.Leaving) -> Leaving:
+    return Leaving()
+
+
 _FROM_PREFILL = (
     peer.HELLO,
     Branch("move", Move, encode_move, decode_move),
@@ -176,6 +185,7 @@ _TO_DECODE = (
     Branch("landed", Landed, encode_landed, decode_landed),
     Branch("transfer_failed", TransferFailed, encode_transfer_failed, decode_transfer_failed),
     Branch("transfer_broken", TransferBroken, encode_transfer_broken, decode_transfer_broken),
+    Branch("leaving", Leaving, encode_leaving, decode_leaving),
 )
 
 PREFILL_END = make_codec(

@@ -47,6 +47,7 @@ def encode_hello(hello: Hello) -> pb.Hello:
         held=hello.held,
         spec=hello.spec,
         credit=None if hello.credit is None else encode_credit(hello.credit),
+        refusing=encode_reason(hello.refusing),
     )
 
 
@@ -67,6 +68,7 @@ def decode_hello(hello: pb.Hello) -> Hello:
         held=checks.transfer_ids("hello.held", hello.held),
         spec=hello.spec,
         credit=decode_credit(hello.credit) if hello.HasField("credit") else None,
+        refusing=decode_optional_reason("hello.refusing", hello.refusing),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duplet.prefill.v1 import prefill_pb2 as pb
-from duplet_core.messages import Prefill, StoppedAtOnce
+from duplet_core.messages import Handed, Prefill, Refusing, StoppedAtOnce
 from duplet_wire import checks, peer
 from duplet_wire.codec import Branch, make_codec
 
@@ -51,6 +51,25 @@ def decode_stopped_at_once(stopped: pb.StoppedAtOnce) -> StoppedAtOnce:
     )
 
 
+def encode_handed(handed: Handed) -> pb.Handed:
+    return pb.Handed(request_id=handed.request_id, transfer=handed.transfer)
+
+
+def decode_handed(handed: pb.Handed) -> Handed:
+    return Handed(
+        request_id=checks.request_id("handed.request_id", handed.request_id),
+        transfer=checks.transfer_id("handed.transfer", handed.transfer),
+    )
+
+
+def encode_refusing(refusing: Refusing) -> pb.Refusing:
+    return pb.Refusing(reason=peer.encode_reason(refusing.reason))
+
+
+def decode_refusing(refusing: pb.Refusing) -> Refusing:
+    return Refusing(peer.decode_optional_reason("refusing.reason", refusing.reason))
+
+
 _FROM_LB = (
     peer.HELLO,
     Branch("prefill", Prefill, encode_prefill, decode_prefill),
@@ -60,6 +79,8 @@ _FROM_PREFILL = (
     peer.HELLO,
     Branch("stopped_at_once", StoppedAtOnce, encode_stopped_at_once, decode_stopped_at_once),
     peer.FAILED,
+    Branch("handed", Handed, encode_handed, decode_handed),
+    Branch("refusing", Refusing, encode_refusing, decode_refusing),
 )
 
 LB_END = make_codec(pb.ConnectRequest, _FROM_LB, pb.ConnectResponse, _FROM_PREFILL)

@@ -75,9 +75,7 @@ class KvproxyExecutor(Executor):
         self._choice = choice
         self._pools: dict[Role, PoolDescription] = {}
         """Of the newest instance of each role: what the transport in use follows from."""
-        self.mover = Mover(
-            self._copy_done, choice, self._gpu_failed, service.settings.copy_delay_s
-        )
+        self.mover = Mover(self._copy_done, choice, self._gpu_failed, service.settings.copy_delay_s)
         self._copies = {
             name: self.metrics.counter("copies", "Copies that began", {"transport": name})
             for name in choice.allowed

@@ -143,6 +143,7 @@ class ConnectDecodeResponse(_message.Message):
     LANDED_FIELD_NUMBER: _builtins.int
     TRANSFER_FAILED_FIELD_NUMBER: _builtins.int
     TRANSFER_BROKEN_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -167,6 +168,10 @@ class ConnectDecodeResponse(_message.Message):
     def transfer_broken(self) -> Global___TransferBroken:
         """A transfer cannot land."""
 
+    @_builtins.property
+    def leaving(self) -> Global___Leaving:
+        """kvproxy goes when what is granted has ended."""
+
     def __init__(
         self,
         *,
@@ -176,12 +181,13 @@ class ConnectDecodeResponse(_message.Message):
         landed: Global___Landed | None = ...,
         transfer_failed: Global___TransferFailed | None = ...,
         transfer_broken: Global___TransferBroken | None = ...,
+        leaving: Global___Leaving | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "message", b"message", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "message", b"message", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "abort_ack", "started", "landed", "transfer_failed", "transfer_broken"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "abort_ack", "started", "landed", "transfer_failed", "transfer_broken", "leaving"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -508,3 +514,22 @@ class TransferBroken(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferBroken: _TypeAlias = TransferBroken  # noqa: Y015
+
+@_typing.final
+class Leaving(_message.Message):
+    """kvproxy was told to stop and leaves when every granted transfer has ended: decode should grant
+    nothing more to it. Sent once a stream; idempotent. A grant that crosses it is served.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leaving: _TypeAlias = Leaving  # noqa: Y015

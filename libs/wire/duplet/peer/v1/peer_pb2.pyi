@@ -202,6 +202,7 @@ class Hello(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    REFUSING_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """The sender's role; another one than the stream's is refused."""
     instance: _builtins.str
@@ -214,6 +215,8 @@ class Hello(_message.Message):
     """The instance that the sender means; unset while it does not know."""
     spec: _builtins.str
     """From prefill and decode to lb, ignored elsewhere: the model's spec as canonical JSON."""
+    refusing: Global___Reason.ValueType
+    """From prefill to lb, ignored elsewhere: why it takes no prompt now; unspecified: it takes them."""
     @_builtins.property
     def held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """To kvproxy only, ignored elsewhere. From decode: transfers with pages granted or quarantined
@@ -236,10 +239,11 @@ class Hello(_message.Message):
         held: _abc.Iterable[_builtins.str] | None = ...,
         spec: _builtins.str = ...,
         credit: Global___Credit | None = ...,
+        refusing: Global___Reason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance", "credit", b"credit", "to_instance", b"to_instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance", "credit", b"credit", "held", b"held", "instance", b"instance", "number", b"number", "role", b"role", "spec", b"spec", "to_instance", b"to_instance", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance", "credit", b"credit", "held", b"held", "instance", b"instance", "number", b"number", "refusing", b"refusing", "role", b"role", "spec", b"spec", "to_instance", b"to_instance", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__to_instance: _TypeAlias = _typing.Literal["to_instance"]  # noqa: Y015
     _WhichOneofArgType__to_instance: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance"]  # noqa: Y015

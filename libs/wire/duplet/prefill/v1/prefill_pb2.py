@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from duplet.peer.v1 import peer_pb2 as duplet_dot_peer_dot_v1_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64uplet/prefill/v1/prefill.proto\x12\x11\x64uplet.prefill.v1\x1a\x19\x64uplet/peer/v1/peer.proto\"\x96\x01\n\x0e\x43onnectRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12-\n\x07prefill\x18\x02 \x01(\x0b\x32\x1a.duplet.prefill.v1.PrefillH\x00\x12\"\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x13.duplet.peer.v1.EndH\x00\x42\t\n\x07message\"\xab\x01\n\x0f\x43onnectResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12;\n\x0fstopped_at_once\x18\x02 \x01(\x0b\x32 .duplet.prefill.v1.StoppedAtOnceH\x00\x12(\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x16.duplet.peer.v1.FailedH\x00\x42\t\n\x07message\"\x9e\x01\n\x07Prefill\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08transfer\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\x0c\x12\x13\n\x0bprompt_rows\x18\x04 \x01(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.duplet.peer.v1.Sampling\x12\r\n\x05voice\x18\x06 \x01(\t\x12\r\n\x05trace\x18\x07 \x01(\t\"Z\n\rStoppedAtOnce\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08transfer\x18\x02 \x01(\t\x12\x0e\n\x06stamps\x18\x03 \x03(\x04\x12\x13\n\x0b\x63\x61\x63hed_rows\x18\x04 \x01(\r2c\n\x0bPrefillPeer\x12T\n\x07\x43onnect\x12!.duplet.prefill.v1.ConnectRequest\x1a\".duplet.prefill.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64uplet/prefill/v1/prefill.proto\x12\x11\x64uplet.prefill.v1\x1a\x19\x64uplet/peer/v1/peer.proto\"\x96\x01\n\x0e\x43onnectRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12-\n\x07prefill\x18\x02 \x01(\x0b\x32\x1a.duplet.prefill.v1.PrefillH\x00\x12\"\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x13.duplet.peer.v1.EndH\x00\x42\t\n\x07message\"\x89\x02\n\x0f\x43onnectResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12;\n\x0fstopped_at_once\x18\x02 \x01(\x0b\x32 .duplet.prefill.v1.StoppedAtOnceH\x00\x12(\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x16.duplet.peer.v1.FailedH\x00\x12+\n\x06handed\x18\x04 \x01(\x0b\x32\x19.duplet.prefill.v1.HandedH\x00\x12/\n\x08refusing\x18\x05 \x01(\x0b\x32\x1b.duplet.prefill.v1.RefusingH\x00\x42\t\n\x07message\"\x9e\x01\n\x07Prefill\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08transfer\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\x0c\x12\x13\n\x0bprompt_rows\x18\x04 \x01(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.duplet.peer.v1.Sampling\x12\r\n\x05voice\x18\x06 \x01(\t\x12\r\n\x05trace\x18\x07 \x01(\t\"Z\n\rStoppedAtOnce\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08transfer\x18\x02 \x01(\t\x12\x0e\n\x06stamps\x18\x03 \x03(\x04\x12\x13\n\x0b\x63\x61\x63hed_rows\x18\x04 \x01(\r\".\n\x06Handed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08transfer\x18\x02 \x01(\t\"2\n\x08Refusing\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.duplet.peer.v1.Reason2c\n\x0bPrefillPeer\x12T\n\x07\x43onnect\x12!.duplet.prefill.v1.ConnectRequest\x1a\".duplet.prefill.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTREQUEST']._serialized_start=82
   _globals['_CONNECTREQUEST']._serialized_end=232
   _globals['_CONNECTRESPONSE']._serialized_start=235
-  _globals['_CONNECTRESPONSE']._serialized_end=406
-  _globals['_PREFILL']._serialized_start=409
-  _globals['_PREFILL']._serialized_end=567
-  _globals['_STOPPEDATONCE']._serialized_start=569
-  _globals['_STOPPEDATONCE']._serialized_end=659
-  _globals['_PREFILLPEER']._serialized_start=661
-  _globals['_PREFILLPEER']._serialized_end=760
+  _globals['_CONNECTRESPONSE']._serialized_end=500
+  _globals['_PREFILL']._serialized_start=503
+  _globals['_PREFILL']._serialized_end=661
+  _globals['_STOPPEDATONCE']._serialized_start=663
+  _globals['_STOPPEDATONCE']._serialized_end=753
+  _globals['_HANDED']._serialized_start=755
+  _globals['_HANDED']._serialized_end=801
+  _globals['_REFUSING']._serialized_start=803
+  _globals['_REFUSING']._serialized_end=853
+  _globals['_PREFILLPEER']._serialized_start=855
+  _globals['_PREFILLPEER']._serialized_end=954
 # @@protoc_insertion_point(module_scope)

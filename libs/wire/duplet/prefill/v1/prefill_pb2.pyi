@@ -66,6 +66,8 @@ class ConnectResponse(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     STOPPED_AT_ONCE_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    HANDED_FIELD_NUMBER: _builtins.int
+    REFUSING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -78,18 +80,28 @@ class ConnectResponse(_message.Message):
     def failed(self) -> _peer_pb2.Failed:
         """The request cannot go on."""
 
+    @_builtins.property
+    def handed(self) -> Global___Handed:
+        """Prefill's part is over."""
+
+    @_builtins.property
+    def refusing(self) -> Global___Refusing:
+        """Whether prompts are welcome."""
+
     def __init__(
         self,
         *,
         hello: _peer_pb2.Hello | None = ...,
         stopped_at_once: Global___StoppedAtOnce | None = ...,
         failed: _peer_pb2.Failed | None = ...,
+        handed: Global___Handed | None = ...,
+        refusing: Global___Refusing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "hello", b"hello", "message", b"message", "stopped_at_once", b"stopped_at_once"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handed", b"handed", "hello", b"hello", "message", b"message", "refusing", b"refusing", "stopped_at_once", b"stopped_at_once"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "hello", b"hello", "message", b"message", "stopped_at_once", b"stopped_at_once"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handed", b"handed", "hello", b"hello", "message", b"message", "refusing", b"refusing", "stopped_at_once", b"stopped_at_once"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "stopped_at_once", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "stopped_at_once", "failed", "handed", "refusing"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -182,3 +194,55 @@ class StoppedAtOnce(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoppedAtOnce: _TypeAlias = StoppedAtOnce  # noqa: Y015
+
+@_typing.final
+class Handed(_message.Message):
+    """The KV of the request is in decode's pages: from here on decode alone tells its end. Sent at most
+    once a transfer, never repeated; without it a break of this stream ends the request.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request, as lb named it."""
+    transfer: _builtins.str
+    """The transfer of its Admit."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        transfer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Handed: _TypeAlias = Handed  # noqa: Y015
+
+@_typing.final
+class Refusing(_message.Message):
+    """Why prefill takes no prompt now. Sent on change; Hello says the same of its own moment. A prompt
+    that crosses it on the way may be computed or failed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _peer_pb2.Reason.ValueType
+    """DRAINING or WRITER_LOST; unspecified: prompts are welcome."""
+    def __init__(
+        self,
+        *,
+        reason: _peer_pb2.Reason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refusing: _TypeAlias = Refusing  # noqa: Y015
