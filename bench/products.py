@@ -49,14 +49,7 @@ class Shape:
 
 
 def products() -> tuple[Shape, ...]:
-    """S2-Pro's, on the current GPU."""
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-
-    def parts(x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight, sms)
-
-    def gated(x: Tensor, weight: Tensor) -> Tensor:
-        return gated_linear(x, weight, sms)
+    """S2-Pro's."""
 
     def one_part(x: Tensor, weight: Tensor) -> Tensor:
         return torch.mm(x, weight.t())[None]
@@ -70,10 +63,10 @@ def products() -> tuple[Shape, ...]:
     heads = BACKBONE.heads * BACKBONE.head_dim
     qkv = heads + 2 * BACKBONE.kv_heads * BACKBONE.head_dim
     return (
-        Shape("qkv", qkv, WIDTH, parts, one_part),
-        Shape("wo", WIDTH, heads, parts, one_part),
-        Shape("w13", 2 * BACKBONE.mlp, WIDTH, gated, library_gated),
-        Shape("w2", WIDTH, BACKBONE.mlp, parts, one_part),
+        Shape("qkv", qkv, WIDTH, linear, one_part),
+        Shape("wo", WIDTH, heads, linear, one_part),
+        Shape("w13", 2 * BACKBONE.mlp, WIDTH, gated_linear, library_gated),
+        Shape("w2", WIDTH, BACKBONE.mlp, linear, one_part),
         Shape("head", len(MODEL.drawable_ids), WIDTH, logits_of, library_logits),
     )
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from duplet_engine.gpu_linear import Tiles, choose_tiles, launch_stream_weights
+from duplet_engine.gpu_linear import Gpu, Tiles, choose_tiles, launch_stream_weights
 from duplet_engine.gpu_swiglu import gated_linear, launch_swiglu
 
 SMALL = Tiles(rows=16, out=32, inner=64, parts=1, stages=2, warps=4)
-H200 = (132, 227 * 1024)
-"""Processors, shared memory of one."""
+H200 = Gpu(132, 227 * 1024)
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,7 +50,7 @@ def test_gate_of_a_product_is_its_formula(mlp: int) -> None:
     x, weight = operands(3, 2 * mlp, 8)
     out = launch_swiglu((x.double() @ weight.double().T).float())
     torch.testing.assert_close(out.double(), gated(x, weight), rtol=0, atol=1e-5)
-    assert torch.equal(gated_linear(x, weight, 1), launch_swiglu(x @ weight.T)), "float32"
+    assert torch.equal(gated_linear(x, weight), launch_swiglu(x @ weight.T)), "float32"
 
 
 def test_a_row_is_the_same_in_any_company() -> None:
@@ -64,21 +63,28 @@ def test_a_row_is_the_same_in_any_company() -> None:
 
 def test_s2_pros_products_are_cut_as_measured() -> None:
     shapes = [(6144, 2560), (2560, 4096), (2560, 9728)]
-    cuts = {m: [choose_tiles(m, n, k, *H200) for n, k in shapes] for m in (1, 32, 64, 128)}
-    assert [cut.parts for cut in cuts[64]] == [1, 3, 3]
-    assert [cut.inner for cut in cuts[64]] == [128, 64, 64]
-    assert {m: [cut.stages for cut in of] for m, of in cuts.items()} == {
-        1: [8, 8, 8],
-        32: [8, 8, 8],
-        64: [7, 8, 8],
-        128: [4, 4, 4],
+    found = {}
+    for m in (1, 32, 64, 128):
+        cuts = [choose_tiles(m, n, k, H200) for n, k in shapes]
+        found[m] = [(cut.inner, cut.parts, cut.stages) for cut in cuts]
+    assert found == {
+        1: [(128, 2, 5), (128, 3, 8), (128, 3, 8)],
+        32: [(128, 1, 8), (128, 3, 8), (128, 3, 8)],
+        64: [(128, 2, 3), (64, 3, 8), (64, 3, 8)],
+        128: [(128, 1, 4), (128, 3, 4), (128, 3, 4)],
     }
-    both = [choose_tiles(m, 19456, 2560, *H200, gated=True) for m in (1, 32, 64, 128)]
-    assert [(cut.out, cut.stages, cut.warps) for cut in both] == [
-        (64, 6, 4),
-        (64, 5, 4),
-        (128, 5, 4),
-        (128, 4, 8),
+    both = [choose_tiles(m, 19456, 2560, H200, gated=True) for m in (1, 32, 64, 128)]
+    assert [(cut.out, cut.inner, cut.stages, cut.warps) for cut in both] == [
+        (64, 128, 3, 4),
+        (64, 128, 5, 4),
+        (64, 64, 4, 4),
+        (128, 64, 4, 8),
+    ]
+    logits = [choose_tiles(m, 4097, 2560, H200, most_parts=1) for m in (1, 64, 128)]
+    assert [(cut.inner, cut.parts, cut.stages) for cut in logits] == [
+        (128, 1, 8),
+        (128, 1, 7),
+        (128, 1, 4),
     ]
 
 
@@ -87,7 +93,7 @@ def test_s2_pros_products_are_cut_as_measured() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_is_under_way_fits_a_multiprocessor(m: int, shared_bytes: int, gated: bool) -> None:
     for n, k in ((6144, 2560), (64, 64), (4097, 1024), (2560, 9728)):
-        cut = choose_tiles(m, n, k, 170, shared_bytes, gated)
+        cut = choose_tiles(m, n, k, Gpu(170, shared_bytes), gated=gated)
         block_bytes = 2 * cut.inner * (cut.rows + cut.out * (2 if gated else 1))
         assert cut.stages >= 2
         assert cut.stages * block_bytes < shared_bytes

@@ -122,7 +122,7 @@ def test_steps_are_the_cpu_engines() -> None:
     untouched = kv.items.clone()
 
     batch = engine.new_batch()
-    model = GpuModel(TINY, tiny_weights(), slots + 2, processors=2)
+    model = GpuModel(TINY, tiny_weights(), slots + 2)
     state = StreamState.empty(slots, 5, TINY.columns, CPU)
     order = [4, 1, 5]
     for seq, request in enumerate(requests):
@@ -158,7 +158,7 @@ def test_chunks_leave_the_cpu_engines_kv() -> None:
     first_row = run_prefill_alone(engine, request, pages)
     pool = engine.pool.description
     kv = PagedKv.of_pool(torch.zeros(pool.total_bytes, dtype=torch.uint8), pool)
-    model = GpuModel(TINY, tiny_weights(), 1, processors=2)
+    model = GpuModel(TINY, tiny_weights(), 1)
     rows = torch.from_numpy(request.prompt)
     tables = torch.tensor([pages], dtype=torch.int32)
     for first, count in ((0, 29), (29, 12)):
@@ -187,4 +187,4 @@ def test_chunks_leave_the_cpu_engines_kv() -> None:
 def test_a_model_that_is_not_covered_is_refused() -> None:
     plain = replace(TINY, codebooks=0, codebook_transformer=None, codebook_sizes=())
     with pytest.raises(InvalidInput, match="'tiny' on a GPU: it has no codebooks"):
-        GpuModel(plain, tiny_weights(), 1, 1)
+        GpuModel(plain, tiny_weights(), 1)

@@ -84,7 +84,7 @@ class GpuEngine:
         self._passes: PromptPasses | None = None
         try:
             rows = max(config.slots, MOST_PARTS)
-            self.model = GpuModel(model_config, weights, rows, self._processors)
+            self.model = GpuModel(model_config, weights, rows)
             if config.role != "prefill":
                 self._state = StreamState.empty(
                     config.slots, table_pages, model_config.columns, self._device

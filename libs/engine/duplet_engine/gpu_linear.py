@@ -27,12 +27,29 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[impo
 _MOST_ROWS = 128
 """With more rows cuBLAS was as fast for S2-Pro's shapes on an H200."""
 _MOST_STAGES = 8
+_MOST_PARTS = 8
 _LEAST_BLOCKS = 4
 """Blocks of k in a part."""
 _ROOMY_BYTES = 200 * 1024
 """Shared memory from which on a gated product of many rows is cut into large blocks."""
 _SPARE_BYTES = 1024
 """Of a program's shared memory, left for barriers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a product is cut for."""
+
+    processors: int
+    """Multiprocessors."""
+    shared_bytes: int
+    """Shared memory that one program may have."""
+
+    @staticmethod
+    def of(x: Tensor) -> Gpu:
+        """The one that a tensor is on."""
+        found = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
+        return Gpu(int(found["multiprocessor_count"]), int(found["max_shared_mem"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +122,42 @@ def stream_weights(  # type: ignore[no-untyped-def]
 
 
 def choose_tiles(
-    m: int, n: int, k: int, processors: int, shared_bytes: int, gated: bool = False
+    m: int,
+    n: int,
+    k: int,
+    gpu: Gpu,
+    *,
+    gated: bool = False,
+    most_parts: int = _MOST_PARTS,
 ) -> Tiles:
-    """The cut that was fastest for S2-Pro's shapes on an H200: one program a processor, with as
-    much under way as its memory holds.
+    """The cut that was fastest for S2-Pro's shapes on an H200, alone and within a block.
+
+    A weight with few rows is cut into as many parts as there are processors for. One with more
+    is read by two programs a processor, that one may read while the other begins or ends, where
+    that was seen to help: with up to 16 rows of x, and with 33 to 64.
 
     Args:
         m: rows of x, at most 128. n: rows of the weight. k: columns.
-        processors: multiprocessors of the GPU.
-        shared_bytes: shared memory of one.
+        gpu: what it is cut for.
         gated: whether the weight's first half gates the second.
+        most_parts: how many the reader takes.
     """
     rows = max(16, triton.next_power_of_2(m))
+    out, inner = 64, 128
+    blocks = triton.cdiv(n // 2 if gated else n, out)
+    beside = 2 if 2 * blocks > gpu.processors and rows in (16, 64) else 1
     if gated:
-        out = 128 if rows >= 64 and shared_bytes >= _ROOMY_BYTES else 64
-        inner = 128 if rows < 64 else 64
         parts = 1
+        if rows == 128 and gpu.shared_bytes >= _ROOMY_BYTES:
+            out = 128
     else:
-        out, inner = 64, 128
-        parts = max(1, min(processors // triton.cdiv(n, out), k // inner // _LEAST_BLOCKS))
-        if rows == 64 and parts > 1:
-            inner = 64
+        parts = min(beside * gpu.processors // blocks, k // inner // _LEAST_BLOCKS, most_parts)
+    if (gated and rows >= 64) or (parts > 1 and beside == 1 and rows == 64):
+        inner = 64
     block_bytes = 2 * inner * (rows + (2 * out if gated else out))
-    stages = max(2, min(_MOST_STAGES, (shared_bytes - _SPARE_BYTES) // block_bytes))
-    return Tiles(rows, out, inner, parts, stages, 8 if gated and rows > 64 else 4)
+    stages = (gpu.shared_bytes // beside - _SPARE_BYTES) // block_bytes
+    warps = 8 if out == 128 else 4
+    return Tiles(rows, out, inner, max(1, parts), max(2, min(_MOST_STAGES, stages)), warps)
 
 
 def streams(x: Tensor, weight: Tensor) -> bool:
@@ -136,13 +165,12 @@ def streams(x: Tensor, weight: Tensor) -> bool:
     return x.shape[0] <= _MOST_ROWS and x.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
 
 
-def linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
+def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Queue a product on the current stream.
 
     Args:
         x: [m, k].
         weight: [n, k] of the same dtype.
-        processors: multiprocessors of the GPU.
 
     Returns:
         [parts, m, n]: float32 where the weights were streamed, one part in x's dtype where not.
@@ -150,7 +178,7 @@ def linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
     if not streams(x, weight):
         return torch.mm(x, weight.t())[None]
     n, k = weight.shape
-    tiles = choose_tiles(x.shape[0], n, k, processors, shared_bytes(x))
+    tiles = choose_tiles(x.shape[0], n, k, Gpu.of(x))
     return launch_stream_weights(x, weight, tiles)
 
 
@@ -158,17 +186,11 @@ def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
     """Float32 logits [m, n] of `hidden` [m, k] and an output `weight` [n, k]."""
     if streams(hidden, weight):
         n, k = weight.shape
-        tiles = choose_tiles(hidden.shape[0], n, k, 1, shared_bytes(hidden))
+        tiles = choose_tiles(hidden.shape[0], n, k, Gpu.of(hidden), most_parts=1)
         return launch_stream_weights(hidden, weight, tiles)[0]
     if hidden.dtype == torch.float32:
         return torch.mm(hidden, weight.t())
     return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-
-
-def shared_bytes(x: Tensor) -> int:
-    """Shared memory that one program may have on a tensor's GPU."""
-    found = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
-    return int(found["max_shared_mem"])
 
 
 def launch_stream_weights(x: Tensor, weight: Tensor, tiles: Tiles, gated: bool = False) -> Tensor:

@@ -67,11 +67,9 @@ class GpuTransformer:
         weights: MutableMapping[str, Tensor],
         prefix: str,
         positions: int,
-        processors: int,
     ) -> None:
         """Takes the stack's tensors out of `weights`, which has them on one device."""
         self._config = config
-        self._processors = processors
         self._norm = weights.pop(f"{prefix}.norm.weight")
         cos, sin = rope_tables(config, positions, self._norm.dtype)
         tables = cos.to(self._norm.device), sin.to(self._norm.device)
@@ -92,15 +90,15 @@ class GpuTransformer:
         Returns:
             [m, width] after the final norm, in the weights' dtype.
         """
-        c, sms = self._config, self._processors
+        c = self._config
         delta: Tensor | None = None
         for layer, block in enumerate(self._blocks):
             hidden = launch_add_norm(x, delta, block.attention_norm, c.norm_eps)
-            qkv = linear(hidden, block.wqkv, sms)
+            qkv = linear(hidden, block.wqkv)
             query = launch_place_heads(qkv, block.heads, kv, layer, places, c.heads)
-            delta = linear(attend(layer, query), block.wo, sms)
+            delta = linear(attend(layer, query), block.wo)
             hidden = launch_add_norm(x, delta, block.ffn_norm, c.norm_eps)
-            delta = linear(gated_linear(hidden, block.w13, sms), block.w2, sms)
+            delta = linear(gated_linear(hidden, block.w13), block.w2)
         return launch_add_norm(x, delta, self._norm, c.norm_eps)
 
 
@@ -112,7 +110,6 @@ class GpuModel:
         config: ModelConfig,
         weights: MutableMapping[str, Tensor],
         slots: int,
-        processors: int,
     ) -> None:
         """Takes the model's tensors out of `weights`, so that none is held twice.
 
@@ -120,7 +117,6 @@ class GpuModel:
             config: the model's.
             weights: on one device, float32 or bfloat16.
             slots: most streams of one step.
-            processors: the GPU's multiprocessors.
 
         Raises:
             InvalidInput: a model that the GPU's kernels do not cover.
@@ -131,7 +127,7 @@ class GpuModel:
         self.config = config
         self._text = weights.pop("text_model.model.embeddings.weight")
         self._backbone = GpuTransformer(
-            config.backbone, weights, "text_model.model", config.longest_sequence, processors
+            config.backbone, weights, "text_model.model", config.longest_sequence
         )
         device = self._text.device
         ids = torch.tensor(config.drawable_ids, device=device)
@@ -140,7 +136,7 @@ class GpuModel:
         self._drawn_ids = torch.tensor(config.drawn_ids, dtype=torch.int32, device=device)
         self._code_tables = weights.pop("audio_decoder.codebook_embeddings.weight")
         self._small_text = weights.pop("audio_decoder.embeddings.weight")
-        self._small = GpuTransformer(small, weights, "audio_decoder", config.codebooks, processors)
+        self._small = GpuTransformer(small, weights, "audio_decoder", config.codebooks)
         output = weights.pop("audio_decoder.output.weight")
         self._small_heads = [output[:size] for size in config.codebook_sizes]
         self._small_kv = PagedKv.scratch(

@@ -10,13 +10,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from duplet_engine.gpu_linear import (
-    choose_tiles,
-    follow,
-    launch_stream_weights,
-    shared_bytes,
-    streams,
-)
+from duplet_engine.gpu_linear import Gpu, choose_tiles, follow, launch_stream_weights, streams
 
 _BLOCK = 1024
 
@@ -55,13 +49,12 @@ def launch_swiglu(both: Tensor) -> Tensor:
     return out
 
 
-def gated_linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Queue the product and its gate on the current stream.
 
     Args:
         x: [m, k].
         weight: [2 * mlp, k] of the same dtype, the gate's rows first.
-        processors: multiprocessors of the GPU.
 
     Returns:
         [m, mlp] in x's dtype.
@@ -69,5 +62,5 @@ def gated_linear(x: Tensor, weight: Tensor, processors: int) -> Tensor:
     if not streams(x, weight):
         return launch_swiglu(torch.mm(x, weight.t()))
     n, k = weight.shape
-    tiles = choose_tiles(x.shape[0], n, k, processors, shared_bytes(x), gated=True)
+    tiles = choose_tiles(x.shape[0], n, k, Gpu.of(x), gated=True)
     return launch_stream_weights(x, weight, tiles, gated=True)
