@@ -262,6 +262,8 @@ async def live_unit(
     write that came late would show.
     """
     metrics = {str(role): free_local_address() for role in SERVICES}
+    # The tests' modules, and where the product's are if they are not installed.
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = clean_environment(
         {
             "DUPLET_DECODE_RECHECK_AT_END": "true",
@@ -270,7 +272,7 @@ async def live_unit(
                 for role, address in metrics.items()
             },
             **(settings or {}),
-            "PYTHONPATH": str(Path(__file__).parents[2]),  # for `modules`
+            "PYTHONPATH": os.pathsep.join(paths),
         }
     )
     with owned_run_dir(None) as run_dir:

@@ -65,8 +65,6 @@ def _observe(metrics: Metrics, machine: PrefillMachine) -> None:
     )
     metrics.gauge("queued", "Prompts that wait for pages", lambda: len(jobs.queue))
     metrics.gauge("computing", "Prompts that the engine has", lambda: len(jobs.by_seq))
-    metrics.gauge("queued", "Prompts that wait for pages", lambda: len(jobs.queue))
-    metrics.gauge("computing", "Prompts that the engine has", lambda: len(jobs.by_seq))
     kvproxy = machine.links[Role.KVPROXY]
     metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
 
