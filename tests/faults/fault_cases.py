@@ -34,6 +34,7 @@ HOLD_S = 3.5
 the keepalive that ends a stopped peer's streams."""
 
 EXIT_FOR_PROOF = "exit code 75"
+OVERDUE = '"event": "drain limit passed"'
 
 
 @dataclass(slots=True)
@@ -141,14 +142,19 @@ async def stop(part: Part, scene: Scene) -> None:
 
 
 async def end(part: Part, number: signal.Signals, scene: Scene) -> None:
-    """Killed, or told to leave; the supervisor starts it again."""
+    """Killed, or told to leave; the supervisor starts it again. Who is told to leave finishes what
+    it has, and is done with that before its time is over, also while others go on."""
     exits = len(scene.unit.told("exited", part.role))
+    overdue = scene.unit.log(part.role).count(OVERDUE)
     with watched_death(scene.unit.pid(part.role)) as death:
         os.kill(part.pid(scene.unit), number)
         died_s = await death
     if part.role is Role.LB:
         scene.lb_deaths_s.append(died_s)
-    await scene.unit.wait_told("exited", part.role, exits + 1)
+    exited = await scene.unit.wait_told("exited", part.role, exits + 1)
+    if number == signal.SIGTERM:
+        assert exited.how == "exit code 0", exited
+        assert scene.unit.log(part.role).count(OVERDUE) == overdue, f"{part.name}: drain overdue"
 
 
 async def stop_then_kill_kvproxy(scene: Scene) -> None:
@@ -219,9 +225,7 @@ def _ended(part: Part, how: str, number: signal.Signals) -> Case:
         f"{part.name} {how}",
         partial(end, part, number),
         restarts_lb=part.role is Role.LB,
-        # A prefill that leaves takes its stream to lb with it, and with that what decode has not
-        # accepted yet.
-        peaceful=number == signal.SIGTERM and part.role is not Role.PREFILL,
+        peaceful=number == signal.SIGTERM,
     )
 
 

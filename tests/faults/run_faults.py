@@ -51,8 +51,6 @@ SETTINGS = {
     # A slow copy takes 0.4 s: less than what would count as a withheld end.
     "DUPLET_KVPROXY_COPY_DELAY_S": "0.05",
     "DUPLET_DECODE_TRANSFER_DEADLINE_S": "1.5",
-    # New transfers keep a kvproxy busy that was told to leave: this ends its drain.
-    "DUPLET_KVPROXY_DRAIN_S": "3",
 }
 UNORDERED = "tests.faults.unordered_kvproxy"
 CARELESS = "tests.faults.careless_decode"

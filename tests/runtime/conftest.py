@@ -20,9 +20,11 @@ class Record(list[Any]):
         super().__init__()
         self._changed = asyncio.Event()
 
-    def take(self, *what: Any) -> None:
+    def take(self, *what: Any) -> bool:
+        """True: what was told is welcome, where a callback is asked that."""
         self.append(what[0] if len(what) == 1 else what)
         self._changed.set()
+        return True
 
     async def until(self, condition: Callable[[list[Any]], bool]) -> None:
         while not condition(self):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -96,17 +97,44 @@ async def test_watchers_come_and_go(health: Health, channel: grpc.aio.Channel) -
     stranger.cancel()
 
 
+async def watching(stub: health_pb2_grpc.HealthStub) -> Any:
+    """A call of Watch that the server has begun to answer."""
+    call = stub.Watch(ask("live"))
+    await call.read()
+    return call
+
+
 async def test_watchers_are_bounded(channel: grpc.aio.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
-    calls = [stub.Watch(ask("live")) for _ in range(MAX_WATCHERS)]
-    for call in calls:
-        await call.read()
+    calls = [await watching(stub) for _ in range(MAX_WATCHERS)]
     one_more = stub.Watch(ask("live"))
+    await one_more.read()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await one_more.read()
+        await calls[0].read()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    for call in calls:
+    for call in (one_more, *calls):
         call.cancel()
+
+
+async def test_who_takes_all_watchers_pushes_out_only_itself(
+    health: Health,
+) -> None:
+    server = create_server(peer_server_options(), health, raise_it)
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    async with running_server(server, ["127.0.0.1:0"], health, [], 5) as (port,):
+        address = f"127.0.0.1:{port}"
+        async with (
+            grpc.aio.insecure_channel(address, options=own_connection) as quiet,
+            grpc.aio.insecure_channel(address, options=own_connection) as greedy,
+        ):
+            modest = health_pb2_grpc.HealthStub(quiet).Watch(ask("live"))
+            await modest.read()
+            stub = health_pb2_grpc.HealthStub(greedy)
+            calls = [await watching(stub) for _ in range(MAX_WATCHERS + 5)]
+            health.set("live", False, "changed")
+            assert (await modest.read()).status == NOT_SERVING
+            for call in (modest, *calls):
+                call.cancel()
 
 
 async def test_reflection_tells_health(channel: grpc.aio.Channel) -> None:

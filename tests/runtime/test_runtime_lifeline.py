@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -200,7 +200,7 @@ async def main():
     lock = await hold_lock(run_dir / "kvproxy.lock", lambda pid: print("waiting", flush=True))
     instance = InstanceId(secrets.token_hex(16))
     server = LifelineServer(
-        run_dir / "lifeline.sock", lock, instance, lambda peer: None, lambda role, one: None
+        run_dir / "lifeline.sock", lock, instance, lambda peer: True, lambda role, one: None
     )
     print(instance, flush=True)
     await asyncio.Event().wait()
@@ -294,6 +294,30 @@ async def test_silent_and_surplus_connections_are_closed(
     server.close()
 
 
+async def test_an_instance_that_was_refused_is_taken_when_it_comes_again(
+    path: Path, lock: HeldLock, record: Any, child: Any, count_fds: Callable[[], int]
+) -> None:
+    """Such as one whose pool found no room to be mapped."""
+    process, pidfd = child()
+    before = count_fds()
+    near, far = record(), record()
+    refusals = iter([False, False, True])
+
+    def take(peer: LifelinePeer) -> bool:
+        far.take(peer)
+        return next(refusals)
+
+    server = LifelineServer(path, lock, OWN, take, far.take)
+    async with running(make_client(path, near, DECODE, {"io": pidfd})):
+        await near.until(lambda r: list(r) == [("up", OWN)])
+        assert [type(entry) for entry in far] == [LifelinePeer] * 3
+        process.kill()
+        await far.until(lambda r: r[3:] == [(Role.DECODE, DECODE)])
+    server.close()
+    assert count_fds() == before
+    os.close(pidfd)
+
+
 async def test_living_instances_are_bounded(
     path: Path, lock: HeldLock, record: Any, child: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +341,7 @@ async def test_living_instances_are_bounded(
     os.close(pidfd)
 
 
-def raise_it(*_: Any) -> None:
+def raise_it(*_: Any) -> NoReturn:
     raise AssertionError("not expected")
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import numpy as np
+import pytest
 
 from duplet_core.effects import CopyDone, CopyResult, StartCopy
 from duplet_core.ids import InstanceId, TransferId
+from duplet_kvproxy import mover
 from duplet_kvproxy.choice import Choice
 from duplet_kvproxy.mover import Mover
 from duplet_memory.layout import PoolDescription, describe_pool
@@ -69,6 +72,36 @@ async def test_cancelling_what_has_run_changes_nothing() -> None:
     place.mover.start_copy(place.copy(2, page=2))
     second = await place.told.get()
     assert (first.result, second.result) == (CopyResult.OK, CopyResult.OK)
+    place.mover.close()
+
+
+async def test_more_copies_than_may_wait_are_refused_and_nothing_else_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mover, "MAX_QUEUED", 2)
+    place = Place()
+    gate = threading.Event()
+    take = place.mover._take
+
+    def wait_and_take(copy: int) -> bool:
+        gate.wait()
+        return take(copy)
+
+    monkeypatch.setattr(place.mover, "_take", wait_and_take)
+    for number in (1, 2, 3, 4):
+        place.mover.start_copy(place.copy(number, page=number))
+    place.mover.cancel_copy(4)
+    refused = [await place.told.get() for _ in range(2)]
+    assert [(d.copy, d.result) for d in refused] == [
+        (3, CopyResult.NOT_STARTED),
+        (4, CopyResult.NOT_STARTED),
+    ]
+    gate.set()
+    assert [(await place.told.get()).result for _ in range(2)] == [CopyResult.OK] * 2
+    place.mover.start_copy(place.copy(5, page=5))
+    assert (await place.told.get()).result is CopyResult.OK, "there is room again"
+    assert place.mover._cancelled == set(), "nothing is kept of a copy that never waited"
+    place.mover.close_pool(DEST)
     place.mover.close()
 
 

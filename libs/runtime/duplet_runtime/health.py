@@ -12,6 +12,7 @@ notifications of the others with it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +26,8 @@ from duplet_runtime.status import abort
 
 DETAIL_KEY = "duplet-detail-bin"
 MAX_WATCHERS = 64
+"""One more ends the oldest of the connection that has most: who takes all keeps out nobody."""
+
 LIVE = "live"
 READY = "ready"
 
@@ -32,6 +35,17 @@ _SERVING: int = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 _log = get_logger("duplet.health")
+
+
+class _Watcher:
+    """One call of Watch. Owned by its handler."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        """Its connection."""
+        self.changed = asyncio.Event()
+        self.is_out = False
+        """Another one has its place."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
@@ -43,7 +57,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             (LIVE, *names), (False, "not yet known")
         )
         self._over = False
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[_Watcher, None] = {}
+        """Oldest first."""
 
     def set(self, name: str, ok: bool, detail: str) -> None:
         """Set one condition; a name not given before becomes a condition of `ready` too."""
@@ -100,13 +115,15 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         if len(self._watchers) >= MAX_WATCHERS:
-            await abort(context, Unavailable(Reason.OVERLOADED, "too many health watchers"))
-        changed = asyncio.Event()
-        self._watchers.add(changed)
+            self._push_out()
+        watcher = _Watcher(context.peer())
+        self._watchers[watcher] = None
         try:
             sent: int | None = None
             while True:
-                changed.clear()
+                watcher.changed.clear()
+                if watcher.is_out:
+                    await abort(context, Unavailable(Reason.OVERLOADED, "too many health watchers"))
                 over = self._over
                 status = self._status(request.service)
                 if status != sent:
@@ -114,9 +131,17 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                     sent = status
                 if over:
                     return
-                await changed.wait()
+                await watcher.changed.wait()
         finally:
-            self._watchers.discard(changed)
+            self._watchers.pop(watcher, None)
+
+    def _push_out(self) -> None:
+        counts = Counter(watcher.peer for watcher in self._watchers)
+        greedy, _ = counts.most_common(1)[0]
+        oldest = next(watcher for watcher in self._watchers if watcher.peer == greedy)
+        del self._watchers[oldest]
+        oldest.is_out = True
+        oldest.changed.set()
 
     def _status(self, name: str) -> int:
         ok = self.ok(name)
@@ -126,4 +151,4 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     def _wake(self) -> None:
         for watcher in self._watchers:
-            watcher.set()
+            watcher.changed.set()

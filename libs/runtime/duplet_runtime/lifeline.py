@@ -97,11 +97,12 @@ class LifelineServer:
         path: Path,
         lock: HeldLock,
         instance: InstanceId,
-        on_up: Callable[[LifelinePeer], None],
+        on_up: Callable[[LifelinePeer], bool],
         on_died: Callable[[Role, InstanceId], None],
     ) -> None:
         """Listen. `lock`, kvproxy's own, is why a socket file found at `path` is a dead
-        predecessor's and may be replaced.
+        predecessor's and may be replaced. `on_up` takes an instance or refuses it; a refused one
+        is not watched, and comes again.
 
         Raises:
             OSError: the socket cannot be made.
@@ -186,6 +187,9 @@ class LifelineServer:
         if key not in self._watches and len(self._watches) >= MAX_INSTANCES:
             self._drop(connection, "too many living instances")
             return
+        if key not in self._watches and not self._take_up(key, message, fds):
+            self._drop(connection, f"{message.role} was refused")
+            return
         try:
             send_registration(connection.sock, Role.KVPROXY, self._instance, {"io": self._pidfd})
         except OSError as error:
@@ -195,13 +199,20 @@ class LifelineServer:
             if other.registered == key:
                 self._drop(other, "replaced by a newer connection")
         connection.registered = key
-        if key in self._watches:
-            return
+
+    def _take_up(
+        self, key: tuple[Role, InstanceId], message: Registration, fds: Descriptors
+    ) -> bool:
+        """Watch a new instance and tell of it; False when it was refused. It hears from us only
+        afterwards, so that it dials nobody who does not know it."""
         pool_fd = fds.take(POOL) if POOL in fds else -1
         pidfds = {name: fds.take(name) for name in tuple(fds)}
         self._watches[key] = DeathWatch(pidfds, partial(self._died, key))
         _log.info("lifeline up", peer=message.role, peer_instance=message.instance)
-        self._on_up(LifelinePeer(message.role, message.instance, message.pool, pool_fd))
+        if self._on_up(LifelinePeer(message.role, message.instance, message.pool, pool_fd)):
+            return True
+        self._watches.pop(key).close()
+        return False
 
     def _died(self, key: tuple[Role, InstanceId]) -> None:
         del self._watches[key]

@@ -52,6 +52,9 @@ class KvproxySettings(ServiceSettings):
 
     withheld_limit_s: float = Field(default=5.0, gt=0, le=86_400, allow_inf_nan=False)
     """One end of a transfer withheld for so long turns health red, then kvproxy exits (S9)."""
+    withheld_after_s: float = Field(default=0.5, gt=0, le=86_400, allow_inf_nan=False)
+    """Seconds after which an end that copies keep from being told counts as withheld; three such
+    turn health red, then kvproxy exits (S9). Copies take milliseconds."""
     drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that granted transfers get after SIGTERM."""
     transports: str = "shm"
@@ -107,8 +110,9 @@ class KvproxyExecutor(Executor):
             self._copy.observe((done.done_ns - done.started_ns) / 1e9)
         self.feed(done)
 
-    def take_lifeline(self, peer: LifelinePeer) -> None:
-        """Map the pool that came with a lifeline; without a sound one the peer stays refused."""
+    def take_lifeline(self, peer: LifelinePeer) -> bool:
+        """Map the pool that came with a lifeline; False: without a sound one the peer is refused,
+        and asks again."""
         try:
             description = PoolDescription.from_json(peer.pool)
             pool = self._map(peer, description)
@@ -116,11 +120,12 @@ class KvproxyExecutor(Executor):
             self.service.log.warning(
                 "pool refused", peer=peer.role, peer_instance=peer.instance, detail=str(error)
             )
-            return
+            return False
         finally:
             if peer.pool_fd >= 0:
                 os.close(peer.pool_fd)
         self._register(peer, pool)
+        return True
 
     def _map(self, peer: LifelinePeer, description: PoolDescription) -> Pool | MappedPool:
         if description.handle != "memfd":
@@ -193,7 +198,10 @@ async def serve(service: Service[KvproxySettings]) -> None:
     """Run kvproxy until it has drained. The unit's lock is held for life (S4)."""
     settings = service.settings
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = WriterConfig(withheld_limit_ns=round(settings.withheld_limit_s * 1e9))
+    config = WriterConfig(
+        withheld_after_ns=round(settings.withheld_after_s * 1e9),
+        withheld_limit_ns=round(settings.withheld_limit_s * 1e9),
+    )
     choice = _choose_transports(service)
     service.log.info("transports", found=choice.describe(), mps=choice.mps)
     service.health.set("transport", True, choice.describe())

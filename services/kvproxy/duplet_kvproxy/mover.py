@@ -32,7 +32,8 @@ from duplet_memory.pool import Pool
 from duplet_runtime.logs import get_logger
 
 MAX_QUEUED = 65_536
-"""Copies that wait. Grants bound them: each transfer has at most one a granted row."""
+"""Copies that wait; one more is refused, which ends its transfer and nothing else. A prompt has a
+copy for each chunk, so this is far beyond what decode's slots allow."""
 
 _log = get_logger("duplet.mover")
 
@@ -64,7 +65,11 @@ class Mover:
         self._on_broken = on_broken
         self._choice = choice
         self._delay_s = delay_s
-        self._work: queue.Queue[StartCopy | InstanceId | None] = queue.Queue(MAX_QUEUED)
+        self._work: queue.SimpleQueue[StartCopy | InstanceId | None] = queue.SimpleQueue()
+        """Copies, bounded by MAX_QUEUED; mappings to close, by the instances that can be watched;
+        and the end. None of the latter may be refused."""
+        self._queued = 0
+        """Copies in there."""
         self._pools: dict[InstanceId, Pool | MappedPool] = {}
         """Added by the event loop before anyone can name them; removed by the thread."""
         self._flights: deque[tuple[StartCopy, FlightLike]] = deque()
@@ -72,8 +77,10 @@ class Mover:
         """Number of the newest copy that the thread took; they are taken in order."""
         self._cancelled: set[int] = set()
         """Copies that wait and are not to begin."""
+        self._refused: set[int] = set()
+        """Copies that were not queued and whose CopyDone is on its way."""
         self._order = threading.Lock()
-        """Of the two above."""
+        """Of `_queued`, `_begun` and `_cancelled`."""
         self._began_ns: dict[int, int] = {}
         """When each copy began that has not ended."""
         self._broken = ""
@@ -88,22 +95,38 @@ class Mover:
         self._pools[instance] = pool
 
     def start_copy(self, copy: StartCopy) -> None:
-        """Queue a copy; exactly one CopyDone follows."""
-        self._work.put_nowait(copy)
+        """Queue a copy; exactly one CopyDone follows, NOT_STARTED where too many wait."""
+        with self._order:
+            has_room = self._queued < MAX_QUEUED
+            if has_room:
+                self._queued += 1
+        if has_room:
+            self._work.put(copy)
+        else:
+            detail = f"{MAX_QUEUED} copies wait"
+            done = CopyDone(copy.copy, CopyResult.NOT_STARTED, detail, time.monotonic_ns())
+            self._refused.add(copy.copy)
+            self._loop.call_soon(self._tell_refused, done)
+
+    def _tell_refused(self, done: CopyDone) -> None:
+        self._refused.remove(done.copy)
+        self._on_done(done)
 
     def cancel_copy(self, copy: int) -> None:
         """Keep a copy that waits from beginning: its CopyDone says NOT_STARTED."""
+        if copy in self._refused:
+            return
         with self._order:
             if copy > self._begun:
                 self._cancelled.add(copy)
 
     def close_pool(self, instance: InstanceId) -> None:
         """Unmap a dead instance's pool, after everything that was queued before."""
-        self._work.put_nowait(instance)
+        self._work.put(instance)
 
     def close(self) -> None:
         """Run what is queued, unmap everything and end the thread."""
-        self._work.put_nowait(None)
+        self._work.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -141,6 +164,7 @@ class Mover:
     def _take(self, copy: int) -> bool:
         """The copy's turn has come; False when it was cancelled before."""
         with self._order:
+            self._queued -= 1
             self._begun = copy
             if copy not in self._cancelled:
                 return True
