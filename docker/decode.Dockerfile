@@ -12,7 +12,7 @@ FROM ${BASE} AS python
 RUN apt-get update -q && apt-get install -qy --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/* \
  && find /usr/lib/python3* -name __pycache__ -prune -exec rm -r {} + \
- && rm -r /usr/lib/python3*/test /usr/lib/python3*/pydoc_data
+ && rm -r /usr/lib/python3*/test /usr/lib/python3*/pydoc_data /usr/lib/python3*/*/_test*.so
 
 # What to install: asked of the pyproject files, so that the next stage sees only the answer.
 FROM python AS manifest
@@ -65,6 +65,7 @@ LABEL org.opencontainers.image.title="duplet-decode" \
       org.opencontainers.image.description="Duplet's decode: generates rows" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
+# A large model takes minutes to load; the first good answer ends the start period.
+HEALTHCHECK --interval=5s --timeout=4s --start-period=600s --retries=3 \
     CMD ["duplet-probe", "unix:/run/duplet/decode.sock"]
 CMD ["python", "-m", "duplet_decode"]

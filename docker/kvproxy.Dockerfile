@@ -11,7 +11,7 @@ FROM ${BASE} AS python
 RUN apt-get update -q && apt-get install -qy --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/* \
  && find /usr/lib/python3* -name __pycache__ -prune -exec rm -r {} + \
- && rm -r /usr/lib/python3*/test /usr/lib/python3*/pydoc_data
+ && rm -r /usr/lib/python3*/test /usr/lib/python3*/pydoc_data /usr/lib/python3*/*/_test*.so
 
 # What to install: asked of the pyproject files, so that the next stage sees only the answer.
 FROM python AS manifest

@@ -23,9 +23,9 @@ from duplet_client import AsyncClient
 from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
 from duplet_unit.unit import free_local_address
-from tests.compose.composed_unit import ComposedUnit
+from tests.compose.composed_unit import PROJECT, ComposedUnit
 from tests.compose.docker_engine import NoEngine, make_base_image, running_engine
-from tests.compose.images import SERVICES, build_images, check_images
+from tests.compose.images import SERVICES, build_images, check_images, image_of
 from tests.e2e.live_unit import until
 from tests.e2e.streams import (
     Ask,
@@ -115,6 +115,15 @@ def ask_by_command(unit: ComposedUnit) -> None:
             check=False,
         )
         assert done.returncode == 0, f"duplet {words}: {done.stdout}{done.stderr}"
+
+
+def scrape_from_network(unit: ComposedUnit) -> None:
+    """Every service's metrics, as Prometheus gets them."""
+    for service in SERVICES:
+        ask = f"from urllib.request import *; print(urlopen('http://{service}:9100').read())"
+        network = ("--network", f"{PROJECT}_unit")
+        told = unit.engine.run("run", "--rm", *network, image_of(Role.LB), "python", "-c", ask)
+        assert f"duplet_{service}_" in told, f"{service}: {told[:200]}"
 
 
 async def serve_load(scene: Scene) -> None:
@@ -237,6 +246,10 @@ async def use_unit(unit: ComposedUnit) -> None:
     check_confinement(unit)
     with step("duplet generate and duplet health through the published port"):
         ask_by_command(unit)
+    with step("commands inside the containers, metrics between them"):
+        await unit.compose("exec", "-T", str(Role.LB), "duplet", "health")
+        await unit.compose("run", "--rm", "--no-deps", "-T", str(Role.KVPROXY), "duplet", "doctor")
+        scrape_from_network(unit)
     async with AsyncClient(unit.address) as client:
         spec = await known_spec(client)
         scene = Scene(unit, spec, await read_all(client, spec, ASKS))
