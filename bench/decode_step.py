@@ -8,13 +8,18 @@ the codebook transformer in each of its passes (two positions share the first on
 
 from __future__ import annotations
 
+import gc
 import statistics
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bench.decode_peer import transformers_step_ms
+from bench.engine_start import start_to_ready_s, write_checkpoint
 from bench.results import Report
 from duplet_core.engine import Start
 from duplet_core.errors import require
@@ -32,6 +37,11 @@ MODEL = SHAPES["s2-pro"]
 ITEM_BYTES = 2
 CONTEXT_ROWS = 2048
 PROMPT_ROWS = 1500
+HIT_ROWS = 1296
+"""Of the prompt, cached: whole pages of 1,300."""
+LAST_ROWS = 1488
+"""All whole pages of the prompt: products of few rows are left."""
+PEER_ROWS = 1536
 PAGE_ROWS = 16
 STREAMS = {1: "<= 1.6", 64: "<= 1.25", 128: "<= 1.25"}
 """Batches that are measured, and what each may take beside its floor."""
@@ -143,7 +153,7 @@ class Bench:
             pool_pages=slots * STREAM_PAGES,
             page_rows=PAGE_ROWS,
             slots=slots,
-            chunk_rows=PROMPT_ROWS,
+            chunk_rows=-(-PROMPT_ROWS // PAGE_ROWS) * PAGE_ROWS,
         )
         self.engine = GpuEngine(config, MODEL, weights)
         chance = np.random.default_rng(0)
@@ -155,18 +165,18 @@ class Bench:
         """The defaults of S2-Pro."""
         return Sampling(seed, temperature=0.8, top_p=0.8, top_k=30, repetition_window=10)
 
-    def join(self, streams: int) -> None:
-        """A batch of so many streams at 2k rows of context; the KV is what the pool holds."""
+    def join(self, streams: int, context_rows: int = CONTEXT_ROWS) -> None:
+        """A batch of so many streams with so much context; the KV is what the pool holds."""
         self.batch = self.engine.new_batch()
         for seq in range(streams):
             pages = tuple(range(seq * STREAM_PAGES, (seq + 1) * STREAM_PAGES))
             row = self._rows[seq : seq + 1].tobytes()
-            self.batch.join(Start(seq, pages, row, CONTEXT_ROWS, 3 * STEPS, self.sampling(seq)))
+            self.batch.join(Start(seq, pages, row, context_rows, 3 * STEPS, self.sampling(seq)))
 
-    def prefill(self) -> Tensor:
-        """A cold prompt in one chunk, the draw of its first row included."""
+    def prefill(self, cached_rows: int = 0) -> Tensor:
+        """A prompt in one pass, the draw of its first row included."""
         pages = tuple(range(-(-PROMPT_ROWS // PAGE_ROWS)))
-        start = Start(0, pages, self._rows.tobytes(), 0, 0, self.sampling(1))
+        start = Start(0, pages, self._rows.tobytes(), cached_rows, 0, self.sampling(1))
         c = self.engine.config
         row = self.engine.prefill_chunk(open_prefill(MODEL, start, PAGE_ROWS, c.pool_pages))
         assert row is not None
@@ -201,6 +211,15 @@ class Bench:
 
 def measure(report: Report) -> None:
     """All cases."""
+    own_ms = measure_engine(report)
+    gc.collect()
+    torch.cuda.empty_cache()
+    measure_start(report)
+    measure_peer(report, own_ms)
+
+
+def measure_engine(report: Report) -> float:
+    """One engine in this process; ms of its step beside `measure_peer`'s."""
     bandwidth, rate = read_bytes_per_ms(), matrix_flop_per_ms()
     report.add("read_bandwidth", bandwidth / 1e6, "GB/s")
     report.add("matmul_rate", rate / 1e9, "TFLOP/s")
@@ -223,7 +242,31 @@ def measure(report: Report) -> None:
     share = prefill_flop(MODEL, PROMPT_ROWS) / prefill_ms / rate
     report.add("prefill_1500_ms", prefill_ms, "ms")
     report.add("prefill_1500_fraction_of_matmul_rate", share, "ratio", ">= 0.55")
+    hit_ms = time_ms(lambda: bench.prefill(HIT_ROWS), 8)
+    report.add("prefix_hit_over_cold_ratio", hit_ms / prefill_ms, "ratio", "<= 0.35")
+    last_ms = time_ms(lambda: bench.prefill(LAST_ROWS), 8)
+    report.add("prefix_hit_but_12_over_cold_ratio", last_ms / prefill_ms, "ratio", "<= 0.35")
+    bench.join(64, PEER_ROWS)
+    own_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
     bench.close()
+    return own_ms
+
+
+def measure_peer(report: Report, own_ms: float) -> None:
+    """transformers at 64 streams; `own_ms`: our step there, which draws the codebooks as well."""
+    peer_ms = transformers_step_ms(MODEL, 64, PEER_ROWS)
+    report.add("decode_step_64x1536_ms", own_ms, "ms")
+    report.add("transformers_step_64x1536_ms", peer_ms, "ms")
+    report.add("decode_vs_transformers_ratio", peer_ms / own_ms, "ratio", ">= 8")
+
+
+def measure_start(report: Report) -> None:
+    """An engine process from its start to Ready: weights made on the GPU, and read from files."""
+    report.add("start_to_ready_random_s", start_to_ready_s(MODEL.name), "s")
+    with tempfile.TemporaryDirectory(prefix="duplet-checkpoint-") as folder:
+        write_checkpoint(MODEL, Path(folder))
+        torch.cuda.empty_cache()
+        report.add("start_to_ready_s", start_to_ready_s(folder), "s", "<= 30")
 
 
 def main() -> None:
@@ -231,8 +274,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     properties = torch.cuda.get_device_properties(0)
     report = Report("decode_step", f"{properties.name}, torch {torch.__version__}")
-    measure(report)
-    report.save()
+    try:
+        measure(report)
+    finally:
+        report.save()
     print(report.table())
 
 

@@ -16,6 +16,7 @@ kernel touches memory before all that were queued earlier are through with it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +49,14 @@ class Gpu:
     @staticmethod
     def of(x: Tensor) -> Gpu:
         """The one that a tensor is on."""
-        found = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
-        return Gpu(int(found["multiprocessor_count"]), int(found["max_shared_mem"]))
+        return _gpu(x.device.index)
+
+
+@functools.cache
+def _gpu(ordinal: int) -> Gpu:
+    """Asked once: the driver takes a millisecond to answer, and a pass has 150 products."""
+    found = triton.runtime.driver.active.utils.get_device_properties(ordinal)
+    return Gpu(int(found["multiprocessor_count"]), int(found["max_shared_mem"]))
 
 
 @dataclass(frozen=True, slots=True)
