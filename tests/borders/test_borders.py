@@ -26,6 +26,7 @@ WITHOUT_TORCH = (
     "duplet_wire",
     "duplet_runtime",
     "duplet_client",
+    "duplet_load",
     "duplet_unit",
     "duplet_lb",
     "duplet_prefill",

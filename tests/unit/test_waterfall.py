@@ -18,7 +18,6 @@ from duplet_unit.waterfall import (
     spread_table,
     spreads,
     sum_ns,
-    timeline_to_fields,
     timelines_from_json,
     waterfall_table,
 )
@@ -105,7 +104,7 @@ def test_many_requests_that_all_failed_have_no_percentiles() -> None:
 
 
 def test_timelines_survive_json() -> None:
-    lines = [json.dumps({"timeline": timeline_to_fields(t)}) for t in (WHOLE, REFUSED)]
+    lines = [json.dumps({"timeline": t.to_fields()}) for t in (WHOLE, REFUSED)]
     text = "\n".join([*lines, '{"timeline": null}', ""])
     assert timelines_from_json(text) == [WHOLE, REFUSED]
 

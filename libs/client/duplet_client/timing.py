@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from duplet_core.playback import AUDIO_ROWS
 from duplet_core.timeline import BESIDE, BESIDE_SPANS, CUT, NETWORK, POINTS, SEGMENTS, SERVICES
@@ -150,6 +151,33 @@ class Timeline:
         index = POINTS.index(name)
         cut = not self.finished and self.points[before][0] != POINTS[index - 1]
         return CUT if cut else SEGMENTS[index - 1]
+
+    def to_fields(self) -> dict[str, Any]:
+        """As JSON has it; times are ns."""
+        return {
+            "client_sent_ns": self.client_sent_ns,
+            "unit_points": [list(point) for point in self.unit_points],
+            "client_finished_ns": self.client_finished_ns,
+            "finished": self.finished,
+            "beside_points": [list(point) for point in self.beside_points],
+            "step_gaps_ns": list(self.step_gaps_ns),
+        }
+
+    @staticmethod
+    def from_fields(fields: dict[str, Any]) -> Timeline:
+        """Read `to_fields`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        points, beside = (
+            tuple((str(name), int(at_ns)) for name, at_ns in fields[key])
+            for key in ("unit_points", "beside_points")
+        )
+        return Timeline(
+            *(int(fields["client_sent_ns"]), points, int(fields["client_finished_ns"])),
+            *(bool(fields["finished"]), beside, tuple(map(int, fields["step_gaps_ns"]))),
+        )
 
     def beside(self) -> tuple[Beside, ...]:
         """What happened at the same time, as far as both ends are known."""

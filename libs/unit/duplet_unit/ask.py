@@ -24,7 +24,7 @@ from duplet_client import (
 from duplet_client.front_end import DEFAULT_VOICE_ROWS
 from duplet_core.errors import InvalidInput, Reason, Unavailable
 from duplet_pages.spec import ModelSpec
-from duplet_unit.waterfall import milliseconds, timeline_to_fields
+from duplet_unit.waterfall import milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Answer:
             "ttfa_s": self.timing.ttfa_s,
             "rows_per_second": self.timing.rows_per_second,
             "client_ns": self.client_ns,
-            "timeline": timeline_to_fields(self.finished.timeline),
+            "timeline": self.finished.timeline.to_fields(),
         }
 
     def summary(self) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import sys
-from collections.abc import Coroutine
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from grpc import StatusCode
-from rich.console import Console
 
-from duplet_client import AsyncClient, GenerateError, SamplingOptions, StreamTiming, Unit
-from duplet_core.errors import DupletError, InvalidInput
-from duplet_runtime.settings import SettingsError
+from duplet_client import AsyncClient, SamplingOptions, StreamTiming, Unit
 from duplet_unit.ask import (
     Answer,
     Ask,
@@ -32,21 +25,17 @@ from duplet_unit.ask import (
 from duplet_unit.demo import run_demo
 from duplet_unit.doctor import doctor
 from duplet_unit.gpus import model_settings, parse_gpus
+from duplet_unit.load_commands import bench, replay, trace_app
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
+from duplet_unit.terminal import FAILED, run, shown, told
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
     LISTEN_VARIABLE,
     RUN_DIR_VARIABLE,
-    UnitError,
     dial_address,
 )
 from duplet_unit.up import run_unit
 from duplet_unit.waterfall_command import Out, read_timelines, send_request, show_timelines
-
-FAILED = 1
-WRONG_USAGE = 2
-
-Result = TypeVar("Result")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,9 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Duplet: speech models on two GPUs of one machine, prefill beside decode.",
 )
-shown = Console()
-told = Console(stderr=True)
-
 Address = Annotated[
     str, typer.Option(envvar=LISTEN_VARIABLE, help="Where lb listens: HOST:PORT or unix:PATH.")
 ]
@@ -75,29 +61,6 @@ Voice = Annotated[str, typer.Option(help="Name of the voice.")]
 def main() -> None:
     """Entry point of the `duplet` command."""
     app()
-
-
-def run(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:
-    """Run a command's work; errors end the process with their exit code.
-
-    Errors go to stderr, and with `as_json` to stdout as JSON too.
-    """
-    try:
-        return asyncio.run(work)
-    except (InvalidInput, SettingsError, UnitError) as error:
-        code, reason, detail = WRONG_USAGE, getattr(error, "reason", "USAGE"), str(error)
-    except GenerateError as error:
-        code, reason, detail = FAILED, error.reason or error.code.name, error.detail
-        if not error.reason and error.code is StatusCode.UNAVAILABLE:
-            detail = f"no unit answers there (`duplet up` starts one, --address names it): {detail}"
-        if error.retry_after_s is not None:
-            detail += f" (try again in {error.retry_after_s:g} s)"
-    except DupletError as error:
-        code, reason, detail = FAILED, error.reason, error.detail
-    if as_json:
-        print(json.dumps({"error": {"reason": str(reason), "detail": detail}}))
-    print(f"duplet: {reason}: {detail}", file=sys.stderr)
-    raise typer.Exit(code)
 
 
 def show_version(wanted: bool) -> None:
@@ -314,3 +277,6 @@ def demo(
 
 
 app.command()(doctor)
+app.command()(bench)
+app.command()(replay)
+app.add_typer(trace_app, name="trace")

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +18,7 @@ from duplet_client import Timeline
 from duplet_core.timeline import SEGMENTS, SERVICES
 
 BAR_WIDTH = 40
+SPREAD_WIDTH = 20
 STYLES = {
     "client": "bright_black",
     "lb": "cyan",
@@ -26,18 +26,6 @@ STYLES = {
     "kvproxy": "yellow",
     "decode": "green",
 }
-
-
-def timeline_to_fields(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as JSON has it; times are ns."""
-    return {
-        "client_sent_ns": timeline.client_sent_ns,
-        "unit_points": [list(point) for point in timeline.unit_points],
-        "client_finished_ns": timeline.client_finished_ns,
-        "finished": timeline.finished,
-        "beside_points": [list(point) for point in timeline.beside_points],
-        "step_gaps_ns": list(timeline.step_gaps_ns),
-    }
 
 
 def timelines_from_json(text: str) -> list[Timeline]:
@@ -54,7 +42,7 @@ def timelines_from_json(text: str) -> list[Timeline]:
         try:
             fields = json.loads(line)["timeline"]
             if fields is not None:
-                found.append(_timeline(fields))
+                found.append(Timeline.from_fields(fields))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"line {number} is not the JSON of `duplet generate --json`: {error!r}"
@@ -62,21 +50,6 @@ def timelines_from_json(text: str) -> list[Timeline]:
     if not found:
         raise ValueError("no timeline: not the JSON of `duplet generate --json`")
     return found
-
-
-def _timeline(fields: dict[str, Any]) -> Timeline:
-    return Timeline(
-        int(fields["client_sent_ns"]),
-        _points(fields["unit_points"]),
-        int(fields["client_finished_ns"]),
-        bool(fields["finished"]),
-        _points(fields["beside_points"]),
-        tuple(int(gap) for gap in fields["step_gaps_ns"]),
-    )
-
-
-def _points(fields: Iterable[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple((str(name), int(at_ns)) for name, at_ns in fields)
 
 
 def sum_ns(timeline: Timeline) -> int:
@@ -153,15 +126,15 @@ def spread_table(timelines: Sequence[Timeline]) -> Table:
     *segments, whole = spreads(timelines)
     longest_ns = max(s.p99_ns for s in segments)
     table = Table(show_edge=False, pad_edge=False, show_footer=True)
-    table.add_column("segment", footer="whole")
-    table.add_column("of")
+    table.add_column("segment", footer="whole", no_wrap=True)
+    table.add_column("of", no_wrap=True)
     for heading, value in (
         ("p50", whole.p50_ns),
         ("p90", whole.p90_ns),
         ("p99", whole.p99_ns),
         ("max", whole.most_ns),
     ):
-        table.add_column(heading, justify="right", footer=milliseconds(value))
+        table.add_column(heading, justify="right", footer=milliseconds(value), no_wrap=True)
     table.add_column("", footer=f"ms; {len(timelines)} requests")
     for s in segments:
         times = (milliseconds(t) for t in (s.p50_ns, s.p90_ns, s.p99_ns, s.most_ns))
@@ -183,7 +156,7 @@ def _bar(start_ns: int, span_ns: int, whole_ns: int, service: str, cell: str = "
 
 
 def _spread_bar(spread: Spread, longest_ns: int) -> Text:
-    scale = BAR_WIDTH / max(longest_ns, 1)
+    scale = SPREAD_WIDTH / max(longest_ns, 1)
     ends = [max(1, round(t * scale)) for t in (spread.p50_ns, spread.p90_ns, spread.p99_ns)]
     cells = "█" * ends[0] + "▒" * (ends[1] - ends[0]) + "░" * (ends[2] - ends[1])
     return Text(cells, style=STYLES[spread.service])

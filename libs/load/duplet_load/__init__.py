@@ -1,0 +1,1 @@
+"""Load for a unit: traces, clients that play what they hear, and what they measured."""

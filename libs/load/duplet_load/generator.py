@@ -1,0 +1,134 @@
+"""Runs a trace against a unit from several client processes and collects what they measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from duplet_client import AsyncClient, Unit
+from duplet_core.errors import Reason, Unavailable
+from duplet_core.playback import NS
+from duplet_load.record import Gaps, Record
+from duplet_load.trace import Arrival
+from duplet_load.worker import Plan
+
+START_S = 1.0
+"""From the first process's start until time 0, and a little for each further one: what comes
+up later than that shows as lag."""
+
+LINE_BYTES = 1 << 24
+"""Longest line of a client process: a request with its timeline, or all gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a trace is sent."""
+
+    address: str
+    processes: int = 2
+    concurrency: int = 0
+    """Closed loop: so many listeners. 0: open loop, each request at its time."""
+    seconds: float = 0.0
+    """No request is sent after so long; 0: all are."""
+    first_rows: int = 1
+    rows_per_message: int = 1
+    timeout_s: float = 120.0
+    timelines: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that a run measured."""
+
+    records: list[Record] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=Gaps)
+    lateness_s: list[float] = field(default_factory=list)
+    """Of the client processes' event loops."""
+    began_ns: int = 0
+    ended_ns: int = 0
+    kv_checks: int = 0
+    kv_mismatches: int = 0
+
+
+async def run_load(
+    load: Load, arrivals: Sequence[Arrival], on_record: Callable[[Record], None]
+) -> Outcome:
+    """Send the trace and read every request to its end.
+
+    Raises:
+        GenerateError: the unit does not answer.
+        Unavailable: it does not know its model yet, or a client process failed.
+    """
+    before = await _ask(load.address)
+    assert before.spec is not None
+    outcome = Outcome()
+    count = max(1, min(load.processes, load.concurrency or load.processes, len(arrivals)))
+    outcome.began_ns = time.monotonic_ns() + round((START_S + 0.25 * count) * NS)
+    stop_ns = outcome.began_ns + round(load.seconds * NS) if load.seconds else 0
+    plan = Plan(
+        *(load.address, before.spec.to_json(), (), 0, outcome.began_ns, stop_ns),
+        *(load.first_rows, load.rows_per_message, load.timeout_s, load.timelines),
+    )
+    numbered = list(enumerate(arrivals))
+    async with asyncio.TaskGroup() as group:
+        for index in range(count):
+            shared, rest = divmod(load.concurrency, count)
+            own = replace(
+                plan,
+                arrivals=tuple(numbered[index::count]),
+                concurrency=shared + (index < rest),
+            )
+            group.create_task(_run_process(own, outcome, on_record))
+    outcome.ended_ns = time.monotonic_ns()
+    after = await _ask(load.address)
+    outcome.kv_checks = after.kv_checks - before.kv_checks
+    outcome.kv_mismatches = after.kv_mismatches - before.kv_mismatches
+    return outcome
+
+
+async def _ask(address: str) -> Unit:
+    async with AsyncClient(address) as client:
+        unit = await client.unit()
+    if unit.spec is None:
+        raise Unavailable(Reason.NOT_READY, "the unit does not know its model yet")
+    return unit
+
+
+async def _run_process(plan: Plan, outcome: Outcome, on_record: Callable[[Record], None]) -> None:
+    """One client process from start to end; killed when this task is cancelled."""
+    command = (sys.executable, "-m", "duplet_load.worker")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
+    )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(plan.to_json().encode())
+        await process.stdin.drain()
+        process.stdin.close()
+        async for line in process.stdout:
+            _take(json.loads(line), outcome, on_record)
+        code = await process.wait()
+        if code != 0:
+            raise Unavailable(Reason.ENGINE_FAILED, f"a client process exited with {code}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _take(fields: dict[str, Any], outcome: Outcome, on_record: Callable[[Record], None]) -> None:
+    if "gaps" in fields:
+        outcome.gaps.merge(fields["gaps"])
+        outcome.lateness_s += fields["lateness_s"]
+        return
+    record = Record(**fields)
+    outcome.records.append(record)
+    on_record(record)

@@ -1,0 +1,49 @@
+"""What commands share towards the terminal: consoles, and how errors end the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import typer
+from grpc import StatusCode
+from rich.console import Console
+
+from duplet_client import GenerateError
+from duplet_core.errors import DupletError, InvalidInput
+from duplet_runtime.settings import SettingsError
+from duplet_unit.unit import UnitError
+
+FAILED = 1
+WRONG_USAGE = 2
+
+Result = TypeVar("Result")
+
+shown = Console()
+told = Console(stderr=True)
+
+
+def run(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:
+    """Run a command's work; errors end the process with their exit code.
+
+    Errors go to stderr, and with `as_json` to stdout as JSON too.
+    """
+    try:
+        return asyncio.run(work)
+    except (InvalidInput, SettingsError, UnitError) as error:
+        code, reason, detail = WRONG_USAGE, getattr(error, "reason", "USAGE"), str(error)
+    except GenerateError as error:
+        code, reason, detail = FAILED, error.reason or error.code.name, error.detail
+        if not error.reason and error.code is StatusCode.UNAVAILABLE:
+            detail = f"no unit answers there (`duplet up` starts one, --address names it): {detail}"
+        if error.retry_after_s is not None:
+            detail += f" (try again in {error.retry_after_s:g} s)"
+    except DupletError as error:
+        code, reason, detail = FAILED, error.reason, error.detail
+    if as_json:
+        print(json.dumps({"error": {"reason": str(reason), "detail": detail}}))
+    print(f"duplet: {reason}: {detail}", file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,103 @@
+"""Load against a real unit on the CPU: closed loop, open loop, slices of the public formats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from typer.testing import CliRunner
+
+from duplet_core.timeline import SEGMENTS
+from duplet_unit.cli import app
+from tests.e2e.live_unit import LiveUnit, live_unit
+from tests.load.test_load_traces import AZURE, mooncake
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHORT = ("--prompt-rows", "40", "90", "--output-rows", "5", "15")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unit() -> AsyncIterator[LiveUnit]:
+    async with live_unit({"DUPLET_LB_QUEUE_WAIT_MS": "5000"}) as started:
+        yield started
+
+
+async def duplet(unit: LiveUnit, *argv: str, code: int = 0) -> Any:
+    """Run the command; its JSON, or what it said on stderr when it is to fail."""
+    arguments = [*argv, "--address", unit.listen, "--json"]
+    done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    assert done.exit_code == code, done.stderr
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def assert_all_well(summary: dict[str, Any], requests: int) -> None:
+    assert summary["requests"] == requests
+    assert set(summary["outcomes"]) <= {"STOP", "LENGTH"}
+    assert summary["kv_checks"] >= requests - summary["outcomes"].get("STOP", 0)
+    assert summary["kv_mismatches"] == 0
+    assert summary["generator_lag_s"]["max"] is not None
+    assert summary["generator_lateness_s"]["p50"] is not None
+
+
+async def test_a_closed_loop_keeps_so_many_listeners(unit: LiveUnit, tmp_path: Path) -> None:
+    asked = ("--concurrency", "3", "--requests", "12", "--voices", "2", *SHORT)
+    summary = await duplet(unit, "bench", *asked, "--out", str(tmp_path), "--plots")
+    assert_all_well(summary, 12)
+    assert summary["cached_share"] > 0, "two voices, twelve requests"
+    records = [json.loads(s) for s in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    began = [(r["at_s"], 1) for r in records]
+    ended = [(r["at_s"] + r["took_s"], -1) for r in records]
+    live = most = 0
+    for _, change in sorted(began + ended):
+        live += change
+        most = max(most, live)
+    assert most <= 3
+    assert (tmp_path / "run.svg").exists()
+    table = CliRunner().invoke(app, ["waterfall", str(tmp_path / "requests.jsonl")])
+    assert table.exit_code == 0, table.stderr
+    assert all(segment in table.stdout for segment in SEGMENTS)
+
+
+async def test_an_open_loop_sends_at_its_times(unit: LiveUnit, tmp_path: Path) -> None:
+    asked = ("--rate", "40", "--requests", "10", "--burstiness", "0", *SHORT)
+    summary = await duplet(unit, "bench", *asked, "--out", str(tmp_path))
+    assert_all_well(summary, 10)
+    records = [json.loads(s) for s in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert [r["at_s"] for r in records] == pytest.approx([n / 40 for n in range(10)])
+    assert all(r["lag_s"] > -0.01 for r in records), "timers count in milliseconds"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [AZURE, mooncake((0, 600, 2, [0, 1]), (0, 700, 3, [0, 2]), (400, 90, 1, [3]))],
+    ids=["azure", "mooncake"],
+)
+async def test_public_traces_are_replayed(unit: LiveUnit, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    summary = await duplet(unit, "replay", str(path), "--speed", "20", *SHORT)
+    assert_all_well(summary, 3)
+
+
+async def test_a_made_up_trace_is_replayed(unit: LiveUnit, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    made = CliRunner().invoke(
+        app, ["trace", "synth", str(path), "--requests", "8", "--rate", "50", *SHORT]
+    )
+    assert made.exit_code == 0, made.stderr
+    assert_all_well(await duplet(unit, "replay", str(path), "--processes", "1"), 8)
+
+
+async def test_wrong_usage_says_so(unit: LiveUnit, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text("hello")
+    assert "not a trace" in await duplet(unit, "replay", str(path), code=2)
+    assert "--rate" in await duplet(unit, "bench", code=2)
+    asked = ("bench", "--rate", "1", "--output-rows", "9", "3")
+    assert "9 3" in await duplet(unit, *asked, code=2)
