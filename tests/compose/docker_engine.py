@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("docker.io", "docker-compose", "tini", "debootstrap")
+DEBIANS_DOCKER = "/usr/bin/docker"
+"""Another one on PATH may be a client without BuildKit."""
+
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
 POLL_S = 0.2
@@ -71,11 +74,14 @@ def running_engine() -> Iterator[Engine]:
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")}
     docker = shutil.which("docker")
-    if docker is not None and answers(docker, environment):
+    if docker is None or not answers(docker, environment):
+        install()
+        docker = DEBIANS_DOCKER
+    if answers(
+        docker, environment
+    ):  # Perhaps since the installation: a package starts its service.
         yield Engine(docker, compose_command(docker, environment), environment, is_ours=False)
         return
-    install()
-    docker = "/usr/bin/docker"  # The package's: another one may be a client without BuildKit.
     with tempfile.TemporaryDirectory(prefix="duplet-docker-") as folder:
         environment["DOCKER_HOST"] = f"unix://{folder}/docker.sock"
         with started_daemon(Path(folder), docker, environment):
@@ -112,7 +118,7 @@ def install() -> None:
     Raises:
         NoEngine: not root, no apt, or apt failed.
     """
-    programs = ("dockerd", "/usr/bin/docker", "docker-compose", "docker-init", "debootstrap")
+    programs = ("dockerd", DEBIANS_DOCKER, "docker-compose", "docker-init", "debootstrap")
     if all(shutil.which(program) for program in programs):
         return
     apt = shutil.which("apt-get")

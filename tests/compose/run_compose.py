@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -304,6 +305,8 @@ def run(base: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A unit of containers, under faults.")
     parser.add_argument("--base", default="", help="base image; default: one by debootstrap")
+    # So that whoever ends this run ends what it has started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return 0 if run(parser.parse_args().base) else 1
     except (NoEngine, AssertionError, subprocess.CalledProcessError) as error:
