@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplet_client.front_end import front_end, rows_from_text
+from duplet_client.front_end import TinyFrontEnd, front_end, rows_from_text
 from duplet_core.errors import InvalidInput, Reason
 from duplet_pages.prompt import check_prompt
 from duplet_pages.spec import ModelSpec
@@ -41,7 +41,7 @@ VOICE_DIGEST = "90ca2d78785acb26ffb7cdd6b22feab2b6977043be8cff240da4d4ebb7bc856b
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
-@given(texts, texts, st.integers(0, 80))
+@given(texts.filter(str.strip), texts, st.integers(0, 80))
 @settings(deadline=None)
 def test_prompts_are_good(text: str, voice: str, voice_rows: int) -> None:
     rows = rows_from_text(TINY, text, voice, voice_rows)
@@ -62,7 +62,7 @@ def test_voice_comes_first_and_text_after_it() -> None:
 
 
 def test_a_voice_is_the_same_on_every_machine() -> None:
-    rows = rows_from_text(TINY, "", "anna")
+    rows = TinyFrontEnd(TINY).rows("", "anna")
     assert rows.dtype == np.int32
     assert hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest() == VOICE_DIGEST
 
@@ -85,6 +85,12 @@ def test_a_model_without_front_end_refuses_text() -> None:
 def test_a_tiny_without_room_for_text_is_refused(changed: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=r"^model: tiny has"):
         rows_from_text(replace(TINY, **changed), "hello", "anna")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n\t"])
+def test_a_text_that_says_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^text: '.*' says nothing$"):
+        rows_from_text(TINY, text, "anna")
 
 
 def test_faults_of_the_caller_are_named() -> None:

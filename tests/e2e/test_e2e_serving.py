@@ -283,6 +283,22 @@ async def test_health_names(unit: LiveUnit, role: Role) -> None:
         assert await asking.health("no.such.name") == "SERVICE_UNKNOWN"
 
 
+METRICS = {
+    Role.DECODE: (
+        *("pages_free", "pages_granted", "pages_live", "pages_quarantined"),
+        *("aborts_pending", "aborts_resent_total", "kv_checks", "writers"),
+    ),
+    Role.PREFILL: ("pages_free", "writers"),
+    Role.KVPROXY: ("ends_withheld", "transfers"),
+}
+
+
+@pytest.mark.parametrize("role", METRICS)
+async def test_what_an_operator_watches_is_measured(unit: LiveUnit, role: Role) -> None:
+    for name in METRICS[role]:
+        assert await unit.gauge(role, name) >= 0, name
+
+
 REFLECTED = {
     Role.LB: "duplet.speech.v1.Speech",
     Role.PREFILL: "duplet.prefill.v1.PrefillPeer",

@@ -74,6 +74,7 @@ async def test_kvproxy_stopped_past_the_deadline_and_continued(
 
             assert await until(quarantined, "pages are quarantined") > 0
             await until(lost_writer(unit), "decode has lost its stream to the writer")
+            await assert_told(unit)
             # Beyond the deadline, with no stream left: still nothing is free without proof.
             assert await quarantined() > 0
         await load.wait_new_successes()
@@ -84,6 +85,18 @@ async def test_kvproxy_stopped_past_the_deadline_and_continued(
     # nobody else may.
     others = [e.service for e in unit.told("exited")[exits:] if e.service != Role.KVPROXY]
     assert not others
+
+
+async def assert_told(unit: LiveUnit) -> None:
+    """What waits for a proof is in the metrics and in what `duplet unit` shows."""
+    assert await unit.gauge(Role.DECODE, "aborts_pending") > 0
+    assert await unit.gauge(Role.DECODE, "writers") == 1, "stopped, not dead"
+
+    async def shown() -> bool:
+        told = await unit.ask()
+        return told is not None and told.pages["quarantined"] > 0 and told.pending_aborts > 0
+
+    await until(shown, "GetUnit tells what is quarantined")
 
 
 def lost_writer(unit: LiveUnit) -> Callable[[], Awaitable[bool]]:

@@ -121,4 +121,6 @@ def rows_from_text(
             Reason.INVALID_REQUEST,
             f"text: model {spec.name} has no text front end; send prompt rows",
         )
+    if not text.strip():
+        raise InvalidInput(Reason.INVALID_REQUEST, f"text: {text!r} says nothing")
     return made.rows(text, voice)

@@ -70,6 +70,7 @@ def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
     metrics.gauge("transfers", "Transfers that hold pages", lambda: len(transfers.by_transfer))
     metrics.gauge("kv_checks", "Checks of landed KV that were made", lambda: transfers.kv_checks)
     metrics.gauge("streams", "Sequences that the engine has", lambda: len(transfers.by_seq))
+    metrics.gauge("aborts_pending", "ABORTs that wait for a proof", transfers.pending_aborts)
     kvproxy = machine.links[Role.KVPROXY]
     metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
 
