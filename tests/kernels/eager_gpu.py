@@ -33,6 +33,14 @@ SMALL = replace(
     codebook_sizes=(256, 64),
 )
 """A model for the interpreter, which takes its time."""
+OTHER = replace(
+    SMALL,
+    name="random:interpreted-other",
+    tied_head=False,
+    hidden_after_norm=False,
+    scaled_embeddings=False,
+)
+"""With what tells S1-mini from S2-Pro."""
 _MEMORY_BYTES = 8 << 30
 
 
@@ -105,7 +113,7 @@ def eager_gpu() -> Iterator[None]:
         patch.object(torch, "empty", _unpinned(torch.empty)),
         patch.object(gpu_graphs, "_Captured", _EagerGraph),
         patch.object(gpu_passes, "_WARM_ROWS", ()),
-        patch.dict(SHAPES, {"interpreted": SMALL}),
+        patch.dict(SHAPES, {"interpreted": SMALL, "interpreted-other": OTHER}),
         patch.object(company, "TINY", SMALL),
         patch.object(gpu_engine, "create_cuda_pool", _make_pool),
         patch.object(gpu_engine, "open_devices", lambda: (None,)),

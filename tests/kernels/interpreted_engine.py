@@ -27,7 +27,7 @@ from duplet_engine.gpu_engine import GpuEngine
 from duplet_engine.gpu_start import GpuLoop, warm_up
 from duplet_pages.engine_config import EngineConfig
 from tests.engine.company import Request, make_requests, run_alone
-from tests.kernels.eager_gpu import SMALL, eager_engine, eager_gpu
+from tests.kernels.eager_gpu import OTHER, SMALL, eager_engine, eager_gpu
 
 STEPS = 3
 LENGTHS = [37, 20, 50]
@@ -60,10 +60,11 @@ def expected(requests: list[Request]) -> list[list[list[int]]]:
 class Answering:
     """The I/O process of a monolith: a prompt's first row starts its stream."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Request], pages: list[list[int]]) -> None:
         self._requests = requests
+        self._pages = pages
         self._waiting: list[ToEngine] = [
-            request.prefill(seq, PAGES[seq]) for seq, request in enumerate(requests)
+            request.prefill(seq, pages[seq]) for seq, request in enumerate(requests)
         ]
         self.rows: list[list[list[int]]] = [[] for _ in requests]
         self.digests: list[tuple[bytes, ...]] = [() for _ in requests]
@@ -93,7 +94,14 @@ class Answering:
         self.rows[seq].append(np.frombuffer(first_row, "<i4").tolist())
         request = self._requests[seq]
         self._waiting.append(
-            Start(10 + seq, tuple(PAGES[seq]), first_row, request.rows, 1 + STEPS, request.sampling)
+            Start(
+                10 + seq,
+                tuple(self._pages[seq]),
+                first_row,
+                request.rows,
+                1 + STEPS,
+                request.sampling,
+            )
         )
 
 
@@ -109,7 +117,7 @@ def test_a_monoliths_rows_are_the_cpu_engines(
     """Three prompts in shared passes; streams step beside the prompts that are left."""
     engine = eager_engine(replace(CONFIG, overlap=overlap))
     warm_up(engine)
-    link = Answering(requests)
+    link = Answering(requests, PAGES)
     GpuLoop(engine)(link)
     assert link.rows == [cut_at_stop(rows) for rows in expected]
     assert link.stopped == len(requests)
@@ -192,4 +200,16 @@ def test_a_prefix_that_is_there_is_not_computed(
     assert done.first_row is not None
     assert np.frombuffer(done.first_row, "<i4").tolist() == expected[2][0]
     assert len(done.digests) == 2
+    engine.close()
+
+
+def test_an_own_head_and_the_state_before_the_norm(requests: list[Request]) -> None:
+    config = replace(CONFIG, model=OTHER.name)
+    cpu = Engine(config)
+    expected = [run_alone(cpu, requests[1], PAGES[1], STEPS)[1]]
+    cpu.close()
+    engine = eager_engine(config)
+    link = Answering(requests[1:2], PAGES[1:2])
+    GpuLoop(engine)(link)
+    assert link.rows == [cut_at_stop(rows) for rows in expected]
     engine.close()

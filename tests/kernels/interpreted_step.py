@@ -18,6 +18,7 @@ from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_model import GpuModel
 from duplet_engine.gpu_norm import launch_add_norm
 from duplet_engine.gpu_state import StreamState
+from duplet_engine.model_config import ModelConfig
 from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
 from duplet_engine.tiny import TINY, tiny_weights
 from duplet_pages.engine_config import EngineConfig
@@ -184,7 +185,27 @@ def test_chunks_leave_the_cpu_engines_kv() -> None:
     assert drawn[0].tolist() == [*first_row.tolist(), 0]
 
 
-def test_a_model_that_is_not_covered_is_refused() -> None:
-    plain = replace(TINY, codebooks=0, codebook_transformer=None, codebook_sizes=())
-    with pytest.raises(InvalidInput, match="'tiny' on a GPU: it has no codebooks"):
-        GpuModel(plain, tiny_weights(), 1)
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            replace(TINY, codebooks=0, codebook_transformer=None, codebook_sizes=()),
+            "codebooks is 0: plain language models run on the CPU only",
+        ),
+        (replace(TINY, backbone=replace(TINY.backbone, qkv_bias=True)), "qkv_bias is true"),
+        (replace(TINY, backbone=replace(TINY.backbone, out_bias=True)), "out_bias is true"),
+        (
+            replace(TINY, backbone=replace(TINY.backbone, width=128)),
+            "width is 64 in the codebook transformer and 128 in the backbone",
+        ),
+        (
+            replace(TINY, backbone=replace(TINY.backbone, head_dim=24)),
+            "head_dim is 24, no power of two",
+        ),
+        (replace(TINY, other_stop_ids=(3, 4)), r"other_stop_ids are \[3, 4\]"),
+        (replace(TINY, codebooks=17), "codebooks is 17, at most 16 can be"),
+    ],
+)
+def test_a_model_that_is_not_covered_is_refused_by_its_field(config: ModelConfig, why: str) -> None:
+    with pytest.raises(InvalidInput, match=f"model 'tiny' on a GPU: {why}$"):
+        GpuModel(config, tiny_weights(), 1)

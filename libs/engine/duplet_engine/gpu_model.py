@@ -82,7 +82,7 @@ class GpuTransformer:
         """Queue a pass on the current stream.
 
         Args:
-            x: float32 [m, width], consumed.
+            x: float32 [m, width]; afterwards it holds the state before the final norm.
             kv: where the rows' keys and values go.
             places: of the rows.
             attend: called once a layer, after its keys and values are queued.
@@ -100,6 +100,10 @@ class GpuTransformer:
             hidden = launch_add_norm(x, delta, block.ffn_norm, c.norm_eps)
             delta = linear(gated_linear(hidden, block.w13), block.w2)
         return launch_add_norm(x, delta, self._norm, c.norm_eps)
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """Queue the final norm of `hidden` [m, width], a state before it."""
+        return launch_add_norm(hidden.float(), None, self._norm, self._config.norm_eps)
 
 
 class GpuModel:
@@ -132,7 +136,10 @@ class GpuModel:
         device = self._text.device
         ids = torch.tensor(config.drawable_ids, device=device)
         self._entries = len(config.drawable_ids)
-        self._head = self._text[ids]
+        head = self._text
+        if not config.tied_head:
+            head = weights.pop("text_model.model.output.weight")
+        self._head = head[ids]
         self._drawn_ids = torch.tensor(config.drawn_ids, dtype=torch.int32, device=device)
         self._code_tables = weights.pop("audio_decoder.codebook_embeddings.weight")
         self._small_text = weights.pop("audio_decoder.embeddings.weight")
@@ -162,10 +169,11 @@ class GpuModel:
         return self._text.device
 
     def forward(self, rows: Tensor, kv: PagedKv, places: Places, attend: Attend) -> Tensor:
-        """Queue the backbone over `rows` int32 [m, columns]; returns hidden states [m, width]
-        after the final norm."""
+        """Queue the backbone over `rows` int32 [m, columns]; returns the hidden states [m, width]
+        that the codebook transformer takes: after the final norm, or before it."""
         x = launch_embed_rows(rows, self._text, self._code_tables, self.config)
-        return self._backbone.forward(x, kv, places, attend)
+        hidden = self._backbone.forward(x, kv, places, attend)
+        return hidden if self.config.hidden_after_norm else x.to(hidden.dtype)
 
     def step(self, state: StreamState, slots: Tensor, kv: PagedKv, splits: int) -> Tensor:
         """Queue one decode step: KV of the slots' newest rows, and their next rows.
@@ -193,14 +201,15 @@ class GpuModel:
 
     def draw_rows(self, hidden: Tensor, state: StreamState, slots: Tensor) -> Tensor:
         """Queue drawing the row after each slot's newest one; arguments and result as in `step`,
-        `hidden` [m, width] that of the newest rows."""
+        `hidden` [m, width] `forward`'s of the newest rows."""
         c = self.config
         m = hidden.shape[0]
         drawn, broken = slots.new_empty(m), slots.new_empty(m)
         codes = slots.new_empty(m, c.codebooks)
         stop_index = self._entries - 1
         draws = (drawn, codes, broken, stop_index, c.codebook_entries)
-        logits = logits_of(hidden, self._head)
+        normed = hidden if c.hidden_after_norm else self._backbone.norm(hidden)
+        logits = logits_of(normed, self._head)
         launch_draw(logits, self._entries, state, slots, 0, *draws)
         x = torch.cat((hidden, self._small_text[codes[:, 0]])).float()
         for book in range(1, c.codebooks):
@@ -244,17 +253,29 @@ class GpuModel:
 def _check_covered(config: ModelConfig) -> None:
     small = config.codebook_transformer
     if small is None:
-        raise _refuse(config, "it has no codebooks")
+        raise _refuse(config, "codebooks is 0: plain language models run on the CPU only")
     stacks = (config.backbone, small)
     checks = (
-        (len(config.drawable_ids) > MOST_ENTRIES, f"more than {MOST_ENTRIES} ids may be drawn"),
-        (config.codebooks > _ROW_KV_ROWS, f"it has {config.codebooks} codebooks"),
-        (config.projects_hidden, "its two transformers differ in width"),
-        (not config.hidden_after_norm, "its codebook transformer takes the state before the norm"),
-        (not config.tied_head, "its head is not tied"),
-        (bool(config.other_stop_ids), "it has several stop ids"),
-        (any(s.qkv_bias or s.out_bias for s in stacks), "its attention has biases"),
-        (any(s.head_dim & (s.head_dim - 1) for s in stacks), "a head is no power of two wide"),
+        (
+            len(config.drawable_ids) > MOST_ENTRIES,
+            f"drawable_ids are {len(config.drawable_ids)}, at most {MOST_ENTRIES} can be",
+        ),
+        (
+            config.codebooks > _ROW_KV_ROWS,
+            f"codebooks is {config.codebooks}, at most {_ROW_KV_ROWS} can be",
+        ),
+        (
+            config.projects_hidden,
+            f"width is {small.width} in the codebook transformer and {config.backbone.width} "
+            "in the backbone",
+        ),
+        (bool(config.other_stop_ids), f"other_stop_ids are {list(config.other_stop_ids)}"),
+        (any(s.qkv_bias for s in stacks), "qkv_bias is true"),
+        (any(s.out_bias for s in stacks), "out_bias is true"),
+        *(
+            (bool(s.head_dim & (s.head_dim - 1)), f"head_dim is {s.head_dim}, no power of two")
+            for s in stacks
+        ),
     )
     for wrong, why in checks:
         if wrong:
