@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from duplet_core import engine
 from duplet_core.decode_state import DecodeConfig
-from duplet_core.effects import Count, Effect, Send, Submit, ToEngineEffect
+from duplet_core.effects import Admitted, Count, Effect, Ended, Send, Submit, ToEngineEffect
+from duplet_core.errors import Reason
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role, TransferId
 from duplet_core.messages import (
     Admit,
@@ -160,3 +161,11 @@ def kinds(messages: Iterable[object]) -> tuple[type, ...]:
 
 def counted(effects: Iterable[Effect], name: str) -> int:
     return sum(e.by for e in effects if isinstance(e, Count) and e.name == name)
+
+
+def admitted(effects: list[Effect]) -> list[TransferId]:
+    return [e.transfer for e in pick(effects, Admitted)]
+
+
+def ended(effects: list[Effect]) -> list[tuple[TransferId, Reason | None]]:
+    return [(e.transfer, e.reason) for e in pick(effects, Ended)]

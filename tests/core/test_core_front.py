@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from duplet_core.effects import (
-    Admitted,
     Cancel,
     Close,
     Drain,
@@ -47,21 +46,15 @@ from tests.core.samples import (
     T2,
     T3,
     T4,
+    admitted,
     counted,
+    ended,
     pick,
     sent,
     submit,
 )
 
 ROW2 = b"\x09\x00\x00\x00\x08\x00\x00\x00"
-
-
-def admitted(effects: list[Effect]) -> list[TransferId]:
-    return [e.transfer for e in pick(effects, Admitted)]
-
-
-def ended(effects: list[Effect]) -> list[tuple[TransferId, Reason | None]]:
-    return [(e.transfer, e.reason) for e in pick(effects, Ended)]
 
 
 def streaming(front: FrontDriver, *requests: tuple[str, TransferId]) -> None:

@@ -61,6 +61,7 @@ credits_ = st.builds(
     admits_seen=uint64s,
     refusing=st.none() | reasons,
     census=st.builds(core.Census, *[uint64s] * 8),
+    step=st.none() | st.builds(core.StepCredit, uint32s, uint64s, uint64s, uint64s),
 )
 
 

@@ -37,9 +37,11 @@ from duplet_core.messages import (
     Leaving,
     Refused,
     Started,
+    StepCredit,
     TransferBroken,
     TransferFailed,
 )
+from duplet_core.step_guard import StepGuard
 
 
 class DecodeMachine(Machine):
@@ -74,6 +76,7 @@ class DecodeMachine(Machine):
         )
         self.config = config
         self.transfers = Transfers(config, self)
+        self.guard = StepGuard(config.floor_rows_per_s) if config.floor_rows_per_s else None
         self.aborts_resent = 0
         self._admits_seen = 0
         self._told_figures: tuple[Any, ...] = ()
@@ -200,10 +203,12 @@ class DecodeMachine(Machine):
     def _take_step(self, done: engine.StepDone, now: int) -> None:
         lb = self.links[Role.LB].current
         live: list[int] = []
+        context_rows = 0
         for index, seq in enumerate(done.seqs):
             t = self.transfers.by_seq.get(seq)
             require(t is not None, "a step names open sequences only")
             assert t is not None
+            context_rows += t.prompt_rows + t.report.output_rows
             if t.state is State.RUNNING:
                 t.report.output_rows += 1
                 t.report.step_ends_ns.append(done.done_ns)
@@ -211,6 +216,9 @@ class DecodeMachine(Machine):
                     live.append(index)
         if lb is not None and live:
             self.emit(Send(Role.LB, lb.stream, pick_rows(done, live)))
+        if self.guard is not None:
+            pages = context_rows // self.config.page_rows
+            self.guard.observe(len(done.seqs), pages, done.started_ns, done.done_ns)
         for seq, stop in done.ends:
             self.transfers.step_seq(seq, Input.ENGINE_END, (stop, done), now)
 
@@ -218,6 +226,12 @@ class DecodeMachine(Machine):
 
     def _free_slots(self) -> int:
         return self.config.slots - self.transfers.streams()
+
+    def _step_credit(self) -> StepCredit | None:
+        """lb counts against it; an Admit that crosses a new fit is not refused for it."""
+        if self.guard is None:
+            return None
+        return self.guard.credit(self.transfers.streams(), self.transfers.reserved_pages())
 
     def _refusing(self) -> Reason | None:
         if self.draining:
@@ -241,8 +255,11 @@ class DecodeMachine(Machine):
             self.links[Role.KVPROXY].living,
         )
         free = ledger.count(PageState.FREE)
-        slots = max(0, self._free_slots())
-        return Credit(ledger.total, free, slots, self._admits_seen, self._refusing(), census)
+        slots = self._free_slots()
+        if self.guard is not None:
+            slots = min(slots, self.guard.streams_believed() - self.transfers.streams())
+        limits = (ledger.total, free, max(0, slots), self._admits_seen)
+        return Credit(*limits, self._refusing(), census, self._step_credit())
 
     def _figures(self) -> tuple[Any, ...]:
         """What a Credit says, without making one: it seldom changes from event to event."""
@@ -251,7 +268,8 @@ class DecodeMachine(Machine):
         aborts = (transfers.pending_aborts(), self.aborts_resent)
         writers = self.links[Role.KVPROXY].living
         streams = transfers.streams()
-        limits = (streams, self._admits_seen, self._refusing())
+        fits = 0 if self.guard is None else self.guard.fits
+        limits = (streams, self._admits_seen, self._refusing(), fits)
         return (*limits, *transfers.ledger.counts(), *checks, *aborts, writers)
 
     def next_timer(self) -> int | None:

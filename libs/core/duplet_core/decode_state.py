@@ -67,6 +67,8 @@ class DecodeConfig:
     slots: int
     longest_sequence: int
     spec: str
+    floor_rows_per_s: float = 0
+    """Admit only what lets every stream keep this rate; 0: as many as there are slots."""
     transfer_deadline_ns: int = 10_000_000_000
     quarantine_percent: int = 25
     quarantine_grace_ns: int = 100_000_000

@@ -104,6 +104,11 @@ class Transfers:
         """Transfers that hold a slot: granted to stopping, not quarantined."""
         return len(self.by_transfer) - self._aborts
 
+    def reserved_pages(self) -> int:
+        """Pages of the transfers that hold a slot."""
+        held = self.by_transfer.values()
+        return sum(len(t.pages) for t in held if t.state is not State.QUARANTINED)
+
     def pending_aborts(self) -> int:
         """Transfers that wait for a proof."""
         return self._aborts

@@ -379,7 +379,13 @@ class FrontMachine(Machine):
         if credit is None or self._refusing() is not None or not self._ready:
             return False
         slots = credit.free_slots - len(self._unseen)
-        return slots > 0 and credit.free_pages - sum(self._unseen) >= pages
+        if slots < 1 or credit.free_pages - sum(self._unseen) < pages:
+            return False
+        step = credit.step
+        if step is None or step.streams + len(self._unseen) == 0:
+            return True
+        added = (len(self._unseen) + 1) * step.stream_ns
+        return added + (sum(self._unseen) + pages) * step.page_ns <= step.free_ns
 
     # --- admission and timers -------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Input(Enum):
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
     queue_limit: int = 64
-    queue_wait_ns: int = 50_000_000
+    queue_wait_ns: int = 40_000_000
     """A request that finds no credit waits for so long before it is refused."""
 
 

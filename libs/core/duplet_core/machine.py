@@ -193,7 +193,8 @@ class Machine:
             self.emit(Send(link.name, stream, answer))
         self.emit(Log("peer up", detail=f"{link.peer} instance {hello.instance}"))
         if link.dials:  # whom we dial, we need
-            self.emit(SetHealth(f"peer.{link.peer}", True, f"instance {hello.instance}"))
+            way = f", {hello.transport}" if hello.transport else ""
+            self.emit(SetHealth(f"peer.{link.peer}", True, f"instance {hello.instance}{way}"))
         self._on_up(link.name, hello.instance, hello, now)
 
     def _cut(self, link: Link, stream: int, reason: Reason, detail: str, now: int) -> None:

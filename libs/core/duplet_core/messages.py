@@ -62,6 +62,8 @@ class Hello:
     """From decode to lb."""
     refusing: Reason | None = None
     """From prefill to lb, as in Refusing."""
+    transport: str = ""
+    """From kvproxy: how copies go between the pools that it maps, in words."""
 
 
 # Between lb and its peers `transfer` names the attempt: a request id may return after its end,
@@ -113,6 +115,20 @@ class Census:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCredit:
+    """What decode's steps leave room for while every stream keeps the floor.
+
+    One more request costs `stream_ns` and `page_ns` for every page that it reserves.
+    """
+
+    streams: int
+    """Admitted and not over; with none, one is welcome whatever it costs."""
+    free_ns: int
+    stream_ns: int
+    page_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """decode -> lb: what it can take, in Hello and on change."""
 
@@ -124,6 +140,8 @@ class Credit:
     refusing: Reason | None = None
     """Why nothing new is taken (DRAINING, QUARANTINE, WRITER_LOST); None: admits are welcome."""
     census: Census = Census()
+    step: StepCredit | None = None
+    """None: decode keeps no floor."""
 
 
 @dataclass(frozen=True, slots=True)

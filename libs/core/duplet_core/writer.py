@@ -8,6 +8,7 @@ the proof that decode and prefill wait for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from duplet_core.effects import (
@@ -56,6 +57,8 @@ class WriterMachine(Machine):
         """Dead instances whose mapping is still open; each leaves with its last copy."""
         self.ends_withheld = 0
         """As of the last event or timer; for people."""
+        self.transport = ""
+        """How copies go, in words for Hello; the service says it, no rule reads it."""
         self._red_since: int | None = None
         self._checked_at = 0
         self._exit_told = False
@@ -65,6 +68,9 @@ class WriterMachine(Machine):
 
     def _pool_of(self, instance: InstanceId) -> Pool:
         return self.pools[instance]
+
+    def _own_hello(self, peer: Role, number: int, to: InstanceId | None) -> Hello:
+        return replace(super()._own_hello(peer, number, to), transport=self.transport)
 
     # --- decode -----------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import dataclasses
 from duplet.peer.v1 import peer_pb2 as pb
 from duplet_core.errors import Reason
 from duplet_core.ids import Role
-from duplet_core.messages import Census, Credit, End, Failed, Hello, Sampling
+from duplet_core.messages import Census, Credit, End, Failed, Hello, Sampling, StepCredit
 from duplet_wire import checks
 from duplet_wire.codec import Branch
 
@@ -48,6 +48,7 @@ def encode_hello(hello: Hello) -> pb.Hello:
         spec=hello.spec,
         credit=None if hello.credit is None else encode_credit(hello.credit),
         refusing=encode_reason(hello.refusing),
+        transport=hello.transport,
     )
 
 
@@ -67,8 +68,9 @@ def decode_hello(hello: pb.Hello) -> Hello:
         to_instance=to_instance,
         held=checks.transfer_ids("hello.held", hello.held),
         spec=hello.spec,
-        credit=decode_credit(hello.credit) if hello.HasField("credit") else None,
         refusing=decode_optional_reason("hello.refusing", hello.refusing),
+        credit=decode_credit(hello.credit) if hello.HasField("credit") else None,
+        transport=hello.transport,
     )
 
 
@@ -80,6 +82,7 @@ def encode_credit(credit: Credit) -> pb.Credit:
         admits_seen=credit.admits_seen,
         refusing=encode_reason(credit.refusing),
         census=pb.Census(**dataclasses.asdict(credit.census)),
+        step=None if credit.step is None else pb.StepCredit(**dataclasses.asdict(credit.step)),
     )
 
 
@@ -100,7 +103,12 @@ def decode_credit(credit: pb.Credit) -> Credit:
             aborts_resent=credit.census.aborts_resent,
             writers=credit.census.writers,
         ),
+        step=_decode_step_credit(credit.step) if credit.HasField("step") else None,
     )
+
+
+def _decode_step_credit(step: pb.StepCredit) -> StepCredit:
+    return StepCredit(step.streams, step.free_ns, step.stream_ns, step.page_ns)
 
 
 def encode_sampling(sampling: Sampling) -> pb.Sampling:

@@ -17,6 +17,7 @@ from duplet_core.decode_state import DecodeConfig
 from duplet_core.engine import Ready
 from duplet_core.ids import Role
 from duplet_core.ledger import PageState
+from duplet_core.step_guard import StepGuard
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.spec import ModelSpec
 from duplet_runtime.engine_host import EngineSettings, by_device
@@ -36,6 +37,8 @@ class DecodeSettings(EngineSettings):
 
     slots: int = by_device(cpu=16, cuda=64, ge=1)
     """Most streams at once."""
+    floor_rows_per_s: float = by_device(cpu=0, cuda=42, ge=0, allow_inf_nan=False)
+    """Admit only what lets every stream keep this rate; 0: as many streams as there are slots."""
     transfer_deadline_s: float = Field(default=10.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds from a transfer's first queued copy until its request is given up (S5)."""
     quarantine_percent: int = Field(default=25, ge=1, le=100)
@@ -67,12 +70,32 @@ def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
     for state in PageState:
         read = partial(transfers.ledger.count, state)
         metrics.gauge(f"pages_{state}", f"Pages that are {state}", read)
+    metrics.gauge("aborts_pending", "ABORTs that wait for a proof", transfers.pending_aborts)
     metrics.gauge("transfers", "Transfers that hold pages", lambda: len(transfers.by_transfer))
     metrics.gauge("kv_checks", "Checks of landed KV that were made", lambda: transfers.kv_checks)
     metrics.gauge("streams", "Sequences that the engine has", lambda: len(transfers.by_seq))
-    metrics.gauge("aborts_pending", "ABORTs that wait for a proof", transfers.pending_aborts)
+    if machine.guard is not None:
+        _observe_guard(metrics, machine, machine.guard)
     kvproxy = machine.links[Role.KVPROXY]
     metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
+
+
+def _observe_guard(metrics: Metrics, machine: DecodeMachine, guard: StepGuard) -> None:
+    transfers = machine.transfers
+
+    def predict_s() -> float:
+        return guard.predict_ns(transfers.streams(), transfers.reserved_pages()) / 1e9
+
+    metrics.gauge(
+        "step_predicted_seconds",
+        "A step's time once every admitted stream is as long as it may become",
+        predict_s,
+    )
+    metrics.gauge(
+        "step_longest_seconds",
+        "The longest step that is planned, by the floor",
+        lambda: guard.longest_step_ns / 1e9,
+    )
 
 
 async def serve(service: Service[DecodeSettings]) -> None:
@@ -102,6 +125,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
                 slots=ready.slots,
                 longest_sequence=spec.longest_sequence,
                 spec=ready.spec,
+                floor_rows_per_s=settings.floor_rows_per_s,
                 transfer_deadline_ns=round(settings.transfer_deadline_s * 1e9),
                 quarantine_percent=settings.quarantine_percent,
             ),

@@ -41,7 +41,7 @@ from duplet_runtime.settings import ServiceSettings, SettingsError, load_setting
 CONDITIONS = ("writer", "transport")
 STOP_GRACE_S = 1.0
 RED_BEFORE_EXIT_S = 0.25
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0001
 """So long, and not Python's 5 ms, may the event loop keep the mover from its next copy."""
 
 
@@ -76,6 +76,8 @@ class KvproxyExecutor(Executor):
     def __init__(self, service: Service[Any], machine: WriterMachine, choice: Choice) -> None:
         super().__init__(service, machine)
         self._choice = choice
+        self._writer = machine
+        machine.transport = f"allowed: {', '.join(choice.allowed)}"
         self._pools: dict[Role, PoolDescription] = {}
         """Of the newest instance of each role: what the transport in use follows from."""
         self.mover = Mover(self._copy_done, choice, self._gpu_failed, service.settings.copy_delay_s)
@@ -150,13 +152,14 @@ class KvproxyExecutor(Executor):
         self.feed(LifelineUp(peer.role, peer.instance, described.pages, described.page_rows))
 
     def _tell_transport(self) -> None:
-        """Say which transport the two newest pools use, in log and health."""
+        """Say which transport the two newest pools use, in log, health and Hello."""
         source, dest = self._pools.get(Role.PREFILL), self._pools.get(Role.DECODE)
         if source is None or dest is None:
             return
         path, ok = self._choice.path_for(source, dest)
         self.service.log.info("transport", path=path, mps=self._choice.mps)
         self.service.health.set("transport", ok, path)
+        self._writer.transport = path
 
     def _gpu_failed(self, detail: str) -> None:
         """Red first, then out: our exit is the proof that nothing writes any more (S9)."""

@@ -16,6 +16,7 @@ from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, 
 from duplet_kvproxy.trial import Trial, build_transport, run_trials
 from duplet_memory.cuda_driver import CudaError, Device, open_devices
 from duplet_memory.layout import PoolDescription
+from duplet_pages.engine_config import Arrangement
 
 TRANSPORTS: tuple[TransportName, ...] = ("shm", *GPU_TRANSPORTS)
 
@@ -77,6 +78,8 @@ class Choice:
         self.trials: list[Trial] = []
         self.mps = False
         self._transports: dict[tuple[str, str, TransportName], GpuTransport] = {}
+        self._decided: dict[tuple[str, str, Arrangement], Trial | None] = {}
+        """By source, destination and arrangement: every copy asks."""
         gpu_names = [name for name in allowed if name in GPU_TRANSPORTS]
         self.devices: tuple[Device, ...] = ()
         problem = ""
@@ -104,14 +107,14 @@ class Choice:
 
     def trial_for(self, source: PoolDescription, dest: PoolDescription) -> Trial | None:
         """The trial that decided for these pools; None: nothing works."""
-        both = {source.arrangement, dest.arrangement}
-        arrangement = "page-major" if both == {"page-major"} else "layer-major"
-        fitting = [
-            t
-            for t in self.trials
-            if (t.source, t.dest, t.arrangement) == (source.device, dest.device, arrangement)
-        ]
-        return best_trial(fitting, self.allowed, self.mps)
+        arrangement: Arrangement = "layer-major"
+        if source.arrangement == dest.arrangement == "page-major":
+            arrangement = "page-major"
+        pair = (source.device, dest.device, arrangement)
+        if pair not in self._decided:
+            fitting = [t for t in self.trials if (t.source, t.dest, t.arrangement) == pair]
+            self._decided[pair] = best_trial(fitting, self.allowed, self.mps)
+        return self._decided[pair]
 
     def path_for(self, source: PoolDescription, dest: PoolDescription) -> tuple[str, bool]:
         """How copies between these pools go, in words, and whether they go at all."""

@@ -203,6 +203,7 @@ class Hello(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     REFUSING_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """The sender's role; another one than the stream's is refused."""
     instance: _builtins.str
@@ -217,6 +218,8 @@ class Hello(_message.Message):
     """From prefill and decode to lb, ignored elsewhere: the model's spec as canonical JSON."""
     refusing: Global___Reason.ValueType
     """From prefill to lb, ignored elsewhere: why it takes no prompt now; unspecified: it takes them."""
+    transport: _builtins.str
+    """From kvproxy, for health and logs: how copies go between the pools that it maps, in words."""
     @_builtins.property
     def held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """To kvproxy only, ignored elsewhere. From decode: transfers with pages granted or quarantined
@@ -240,10 +243,11 @@ class Hello(_message.Message):
         spec: _builtins.str = ...,
         credit: Global___Credit | None = ...,
         refusing: Global___Reason.ValueType = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance", "credit", b"credit", "to_instance", b"to_instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance", "credit", b"credit", "held", b"held", "instance", b"instance", "number", b"number", "refusing", b"refusing", "role", b"role", "spec", b"spec", "to_instance", b"to_instance", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance", "credit", b"credit", "held", b"held", "instance", b"instance", "number", b"number", "refusing", b"refusing", "role", b"role", "spec", b"spec", "to_instance", b"to_instance", "transport", b"transport", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__to_instance: _TypeAlias = _typing.Literal["to_instance"]  # noqa: Y015
     _WhichOneofArgType__to_instance: _TypeAlias = _typing.Literal["_to_instance", b"_to_instance"]  # noqa: Y015
@@ -263,6 +267,7 @@ class Credit(_message.Message):
     ADMITS_SEEN_FIELD_NUMBER: _builtins.int
     REFUSING_FIELD_NUMBER: _builtins.int
     CENSUS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     total_pages: _builtins.int
     """Pages of decode's pool."""
     free_pages: _builtins.int
@@ -277,6 +282,10 @@ class Credit(_message.Message):
     def census(self) -> Global___Census:
         """What decode's pages and checks amount to."""
 
+    @_builtins.property
+    def step(self) -> Global___StepCredit:
+        """What its steps leave room for; absent where it keeps no floor."""
+
     def __init__(
         self,
         *,
@@ -286,14 +295,49 @@ class Credit(_message.Message):
         admits_seen: _builtins.int = ...,
         refusing: Global___Reason.ValueType = ...,
         census: Global___Census | None = ...,
+        step: Global___StepCredit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits_seen", b"admits_seen", "census", b"census", "free_pages", b"free_pages", "free_slots", b"free_slots", "refusing", b"refusing", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits_seen", b"admits_seen", "census", b"census", "free_pages", b"free_pages", "free_slots", b"free_slots", "refusing", b"refusing", "step", b"step", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Credit: _TypeAlias = Credit  # noqa: Y015
+
+@_typing.final
+class StepCredit(_message.Message):
+    """What decode's steps leave room for while every stream keeps the floor. One more request costs
+    `stream_ns`, and `page_ns` for every page that it reserves.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMS_FIELD_NUMBER: _builtins.int
+    FREE_NS_FIELD_NUMBER: _builtins.int
+    STREAM_NS_FIELD_NUMBER: _builtins.int
+    PAGE_NS_FIELD_NUMBER: _builtins.int
+    streams: _builtins.int
+    """Admitted and not over; with none, one more is welcome whatever it costs."""
+    free_ns: _builtins.int
+    """Of the longest step that keeps the floor, what is not spoken for."""
+    stream_ns: _builtins.int
+    page_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        streams: _builtins.int = ...,
+        free_ns: _builtins.int = ...,
+        stream_ns: _builtins.int = ...,
+        page_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_ns", b"free_ns", "page_ns", b"page_ns", "stream_ns", b"stream_ns", "streams", b"streams"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCredit: _TypeAlias = StepCredit  # noqa: Y015
 
 @_typing.final
 class Census(_message.Message):
