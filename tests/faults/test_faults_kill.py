@@ -143,3 +143,23 @@ async def test_a_kvproxy_that_stays_stopped_is_killed(
         await load.wait_new_successes()
         await load.stop()
     await assert_unharmed(unit, load, reference)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.KVPROXY])
+async def test_who_is_told_to_leave_finishes_what_it_has_taken(
+    unit: LiveUnit, spec: ModelSpec, reference: list[Stream], role: Role
+) -> None:
+    """Copies were in flight and others went on asking; it left before its time was over."""
+    exits = len(unit.told("exited", role))
+    async with Load(unit.listen, spec, ASKS) as load:
+        await load.wait_mixed()
+        os.kill(unit.pid(role), signal.SIGTERM)
+        assert (await unit.wait_told("exited", role, exits + 1)).how == "exit code 0"
+        await load.wait_new_successes()
+        await load.stop()
+    await assert_unharmed(unit, load, reference)
+    failed = [s for done in load.done for s in done if s.error is not None and s.started]
+    # A prompt may cross the word that none is taken any more.
+    assert {s.error.reason for s in failed if s.error is not None} <= {"DRAINING", "WRITER_LOST"}
+    assert not [s for s in failed if s.count], "what had rows goes on"
+    assert '"event": "drain limit passed"' not in unit.log(role)
