@@ -25,8 +25,9 @@ from duplet_engine.sequences import PrefillSequence
 
 Named = tuple[PrefillSequence, ChunkPart]
 
-_WARM_ROWS = (1, 5, 16, 17)
-"""Sizes of pass that kernels tell apart, beside the largest one."""
+_WARM_ROWS = (1, 5, 16, 17, 32, 33, 64, 65, 128, 129)
+"""Sizes of pass that kernels tell apart, beside the largest one: by the tiles of their products,
+and by whether 16 divides them."""
 
 
 @dataclass(frozen=True, slots=True)
