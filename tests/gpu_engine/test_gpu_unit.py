@@ -33,6 +33,7 @@ TINY = {
     **{f"DUPLET_{name}_DTYPE": "float32" for name in ("PREFILL", "DECODE", "MONOLITH")},
     "DUPLET_PREFILL_POOL_PAGES": "2048",
     "DUPLET_DECODE_POOL_PAGES": "2048",
+    "DUPLET_MONOLITH_POOL_PAGES": "2048",
 }
 TINY_ASKS = [Ask(number) for number in range(208)]
 SAME_SHARE = 0.95

@@ -8,6 +8,9 @@ from duplet_core.errors import InvalidInput, Reason
 
 KEPT_BYTES = 1 << 30
 """Left free: what the driver, the allocator's rounding and digests take while the engine runs."""
+MOST_PAGES = 1 << 18
+"""Pages that a pool takes unasked: those of small models are small, and each one costs the I/O
+process memory and time."""
 _GIB = 2.0**30
 
 
@@ -35,14 +38,14 @@ def fit_pages(use: MemoryUse, page_bytes: int, wanted: int, least: int) -> int:
     Args:
         use: memory before the pool is made.
         page_bytes: of one page.
-        wanted: pages asked for; 0 for as many as fit.
+        wanted: pages asked for; 0 for as many as fit, MOST_PAGES at most.
         least: pages that the longest sequence needs.
 
     Raises:
         InvalidInput: they do not fit; the detail says how much there is.
     """
     fits = max(0, use.free - KEPT_BYTES) // page_bytes
-    pages = wanted or fits
+    pages = wanted or min(fits, MOST_PAGES)
     if pages > fits or pages < least:
         raise InvalidInput(
             Reason.INVALID_REQUEST,
