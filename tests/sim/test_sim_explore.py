@@ -13,9 +13,12 @@ from duplet_core.effects import LifelineUp
 from duplet_core.ids import InstanceId, Role
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import WriterConfig
-from duplet_sim.explore import Explorer, main
+from duplet_sim.explore import main
+from duplet_sim.hazards import label, labels
+from duplet_sim.remote import RemoteWorld
 from duplet_sim.rules import MUTANTS
 from duplet_sim.scopes import SCOPES, Scope
+from duplet_sim.search import Explorer
 from duplet_sim.snapshot import clone, freeze
 from duplet_sim.violation import Violation
 
@@ -59,6 +62,96 @@ def test_two_requests_after_each_other_share_pages_safely() -> None:
     explorer = Explorer(replace(SMALL, requests=2, chunk_rows=2))
     explorer.run()
     assert explorer.complete
+
+
+def test_prompts_of_one_voice_share_pages_safely() -> None:
+    scope = replace(SCOPES["voice"], requests=2, faults=0, spread=False)
+    explorer = Explorer(scope)
+    explorer.run()
+    assert explorer.complete
+    shared = Explorer(replace(scope, voice_rows=0)).run()
+    assert shared != len(explorer.parents)  # the voice makes a difference
+
+
+def test_a_message_that_comes_twice_ends_nothing_for_ever() -> None:
+    scope = replace(SMALL, cancels=0, faults=1, chunk_rows=2, kinds=("twice",))
+    explorer = Explorer(scope)
+    explorer.run()
+    assert explorer.complete
+
+
+REMOTE = replace(SCOPES["remote"], requests=1, kinds=("cut",), spread=False)
+
+
+def test_chunks_from_another_host_may_come_at_any_time() -> None:
+    explorer = Explorer(REMOTE)
+    explorer.run()
+    assert explorer.complete
+
+
+def test_a_late_chunk_that_is_written_is_found() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteWorld, "is_wanted", lambda self, key: True)
+        with pytest.raises(Violation) as caught:
+            Explorer(REMOTE).run()
+    assert caught.value.invariant == "late-write"
+
+
+ANSWERS = {
+    "free on deadline": SMALL,
+    "free on lost health checks": SCOPES["grants"],
+}
+"""Two answers to the page's question that failed review, and where they are seen to be wrong."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_failed_review_is_found(name: str) -> None:
+    assert _verdict(name, ANSWERS[name], reduced=True) == "late-write"
+
+
+def _verdict(name: str, scope: Scope, reduced: bool) -> str:
+    """Which invariant a mutant breaks."""
+    (mutant,) = [m for m in MUTANTS if m.name == name]
+    with ExitStack() as stack:
+        mutant.apply(stack)
+        try:
+            Explorer(scope, reduced=reduced).run()
+        except Violation as violation:
+            return violation.invariant
+    return ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "free on deadline",
+        "free on abort",
+        "ack before the event",
+        "grant that survives its abort",
+        "source pages reused at the end of the request",
+        "page freed while an overlapped step still names it",
+        "drop unanswered",
+    ],
+)
+def test_what_is_left_out_hides_no_violation(name: str) -> None:
+    found = _verdict(name, SMALL, reduced=True)
+    assert found
+    assert found == _verdict(name, SMALL, reduced=False)
+
+
+def test_with_nothing_left_out_a_right_core_is_safe_too() -> None:
+    scope = replace(SMALL, cancels=0, chunk_rows=2)
+    all_orders, fewer = Explorer(scope, reduced=False), Explorer(scope)
+    assert all_orders.run() > fewer.run()
+    assert all_orders.complete and fewer.complete
+
+
+def test_the_shares_of_a_scope_are_its_faults() -> None:
+    scope = replace(SMALL, faults=1, cancels=0, chunk_rows=2, kinds=SCOPES["three"].kinds)
+    for first in labels(scope):
+        explorer = Explorer(scope, limit=4000, first=first)
+        explorer.run()
+        assert {label(s) for s in explorer.steps if s[0] == "fault"} == {first}
 
 
 def test_a_limit_leaves_the_search_incomplete() -> None:
@@ -107,5 +200,5 @@ def test_scopes_are_named_by_their_keys_and_the_last_line_counts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert all(scope.name == name for name, scope in SCOPES.items())
-    assert main(["--scope", "grants", "--limit", "300"]) == 0
+    assert main(["--scope", "grants", "--limit", "300", "--cores", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(" states, 0 violations")

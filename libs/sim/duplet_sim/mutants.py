@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from duplet_core.ids import Role
 from duplet_sim import rules, rules_shared
-from duplet_sim.explore import Explorer
 from duplet_sim.mutant import Mutant
 from duplet_sim.scopes import SCOPES
+from duplet_sim.search import Explorer
 from duplet_sim.simulator import Simulator
 from duplet_sim.swarm import draw, host_config
 from duplet_sim.violation import Violation

@@ -84,6 +84,7 @@ class Interner:
         """`check` sees every distinct machine state once and raises a Violation."""
         self._nodes: dict[Hashable, FrozenNode] = {}
         self._messages: dict[Any, Any] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._check = check
 
     def __len__(self) -> int:
@@ -100,3 +101,7 @@ class Interner:
     def message(self, message: Any) -> Any:
         """The one object that stands for this message, so that `id` compares it."""
         return self._messages.setdefault(message, message)
+
+    def number(self, state: Hashable) -> int:
+        """The one number that stands for this state of some part of a world."""
+        return self._numbers.setdefault(state, len(self._numbers))

@@ -6,6 +6,7 @@ changes it (`owner` says whose the part is), so a search can keep many worlds.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,8 @@ class Stream:
     """One peer stream: first in, first out in both directions while it lives."""
 
     __slots__ = (
-        "acceptor", "broken", "closed", "dialer", "due", "frozen", "held", "local", "name", "owner",
-        "queues",
+        "acceptor", "broken", "closed", "dialer", "due", "held", "local", "name", "number",
+        "owner", "queues",
     )  # fmt: skip
 
     def __init__(self, owner: object, name: StreamKey, acceptor: InstanceId) -> None:
@@ -65,7 +66,8 @@ class Stream:
         """Until when a broken stream holds back what this side has still to take."""
         self.broken = False
         """Nothing sent from now on arrives; what was sent before may, until a side closes."""
-        self.frozen: int | None = None
+        self.number: int | None = None
+        """Stands for the state, in one search; None: not looked up since the last change."""
 
     def copy(self, owner: object) -> Stream:
         other = Stream(owner, self.name, self.acceptor)
@@ -75,14 +77,10 @@ class Stream:
         other.broken = self.broken
         return other
 
-    def key(self) -> int:
-        """Hash of all that counts; queued messages are compared by identity."""
-        if self.frozen is None:
-            queues = (tuple(map(id, self.queues[0])), tuple(map(id, self.queues[1])))
-            self.frozen = hash(
-                (self.dialer, self.local, self.acceptor, queues, tuple(self.closed), self.broken)
-            )
-        return self.frozen
+    def state(self) -> Hashable:
+        """All that counts; queued messages are compared by identity."""
+        queues = (tuple(map(id, self.queues[0])), tuple(map(id, self.queues[1])))
+        return (self.dialer, self.local, self.acceptor, queues, tuple(self.closed), self.broken)
 
 
 class Process:
@@ -126,7 +124,8 @@ class Process:
         """kvproxy: transfers of which it has told decode that nothing can write any more."""
         self.charged: frozenset[tuple[TransferId, InstanceId]] = frozenset()
         """kvproxy: (transfer, prefill) of which it has said SourceReleased."""
-        self.frozen: int | None = None
+        self.number: int | None = None
+        """Stands for the state, in one search; None: not looked up since the last change."""
 
     def copy(self, owner: object) -> Process:
         other = Process.__new__(Process)
@@ -144,21 +143,18 @@ class Process:
     def runs(self) -> bool:
         return not self.exited and not self.stopped
 
-    def key(self) -> int:
-        """Hash of all that counts."""
-        if self.frozen is None:
-            state = (
-                self.instance,
-                id(self.node) if not self.exited else 0,
-                self.engine.key() if self.engine is not None and not self.exited else None,
-                tuple(self.rows),
-                tuple(self.outbox),
-                (self.stopped, self.exited, self.asked, self.drained),
-                (self.red, self.watching, self.mapped, self.acked, self.charged),
-                (tuple(self.dialing.items()), self.dialed, self.accepted),
-            )
-            self.frozen = hash(state)
-        return self.frozen
+    def state(self) -> Hashable:
+        """All that counts; nodes are compared by identity."""
+        return (
+            self.instance,
+            id(self.node) if not self.exited else 0,
+            self.engine.key() if self.engine is not None and not self.exited else None,
+            tuple(self.rows),
+            tuple(self.outbox),
+            (self.stopped, self.exited, self.asked, self.drained),
+            (self.red, self.watching, self.mapped, self.acked, self.charged),
+            (tuple(self.dialing.items()), self.dialed, self.accepted),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _SHARED: dict[type, bool] = {}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 _FIGURES = frozenset({"kv_checks", "kv_mismatches", "aborts_resent", "ends_withheld"})
-_NOT_STATE = frozenset({"_out", "_effects", "config"}) | _FIGURES
+_NOT_STATE = frozenset({"_out", "_effects", "config", "parent"}) | _FIGURES
 """Back references, settings and figures: they do not decide what a machine does."""
 
 

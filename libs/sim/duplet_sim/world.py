@@ -120,14 +120,14 @@ class World(CopyEngine):
         process = self.processes[instance]
         if process.owner is not self.owner:
             process = self.processes[instance] = process.copy(self.owner)
-        process.frozen = None
+        process.number = None
         return process
 
     def touch_stream(self, key: StreamKey) -> Stream:
         stream = self.streams[key]
         if stream.owner is not self.owner:
             stream = self.streams[key] = stream.copy(self.owner)
-        stream.frozen = None
+        stream.number = None
         return stream
 
     def primary(self, role: Role) -> Process | None:
