@@ -12,7 +12,7 @@ from duplet_core.errors import Reason
 from duplet_core.front_state import FrontConfig
 from duplet_core.ids import Role
 from duplet_core.ledger import PageState
-from duplet_core.messages import Credit, StepCredit
+from duplet_core.messages import Census, Credit, StepCredit
 from duplet_core.step_guard import FIRST_STREAMS, FIT_EVERY_STEPS, StepGuard
 from tests.core.drivers import DecodeDriver, FrontDriver
 from tests.core.samples import (
@@ -201,6 +201,17 @@ def test_lb_counts_what_it_sent_against_the_steps() -> None:
     assert admitted(front.feed(submit("c", T3, pages=1))) == []
     assert admitted(front.hear(Role.DECODE, full(StepCredit(3, 29, 10, 20), seen=2))) == []
     assert admitted(front.hear(Role.DECODE, full(StepCredit(3, 30, 10, 20), seen=2))) == [T3]
+
+
+def test_people_are_told_how_many_more_like_these_fit() -> None:
+    front = FrontDriver()
+    census = Census(granted_pages=4, live_pages=2)
+    front.hear(Role.DECODE, Credit(16, 10, 8, 0, None, census, StepCredit(3, 149, 10, 20)))
+    assert front.machine.free_streams() == 2, "two pages each: 50 ns"
+    front.hear(Role.DECODE, Credit(16, 10, 1, 0, None, census, StepCredit(3, 149, 10, 20)))
+    assert front.machine.free_streams() == 1
+    front.hear(Role.DECODE, full(None))
+    assert front.machine.free_streams() == 8
 
 
 def test_an_idle_unit_takes_one_whatever_it_costs() -> None:

@@ -116,6 +116,18 @@ class FrontMachine(Machine):
         """Requests that decode has accepted."""
         return len(self._by_stream)
 
+    def free_streams(self) -> int:
+        """For people: how many more requests like those that are here decode would take."""
+        credit = self.credit
+        if credit is None:
+            return 0
+        step = credit.step
+        if step is None or step.streams == 0:
+            return credit.free_slots
+        mean_pages = (credit.census.granted_pages + credit.census.live_pages) // step.streams
+        one_ns = step.stream_ns + mean_pages * step.page_ns
+        return min(credit.free_slots, step.free_ns // one_ns) if one_ns else credit.free_slots
+
     # --- clients ------------------------------------------------------------------
 
     def _on_other(self, event: Any, now: int) -> None:

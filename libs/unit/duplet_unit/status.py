@@ -115,7 +115,7 @@ def _facts(unit: Unit) -> list[tuple[str, str]]:
         ("model", f"{spec.name} ({spec.fingerprint})" if spec else "not known"),
         ("transport", unit.transport or "not known"),
         ("live streams", str(unit.live_streams)),
-        ("free pages, slots", f"{credit.free_pages}, {credit.free_slots}" if credit else "-"),
+        ("free pages, streams", f"{credit.free_pages}, {credit.free_slots}" if credit else "-"),
         ("refusing", (credit.refusing or "nothing") if credit else "-"),
         ("pages", _counts(unit.pages)),
         ("aborts pending, resent", f"{unit.pending_aborts}, {unit.aborts_resent}"),

@@ -231,7 +231,7 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             credit = machine.credit
             response.credit.total_pages = credit.total_pages
             response.credit.free_pages = credit.free_pages
-            response.credit.free_slots = credit.free_slots
+            response.credit.free_slots = machine.free_streams()
             response.credit.refusing = credit.refusing or ""
             census = credit.census
             response.totals.kv_checks = census.kv_checks

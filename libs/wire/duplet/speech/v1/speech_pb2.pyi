@@ -551,7 +551,7 @@ class Credit(_message.Message):
     free_pages: _builtins.int
     """Those of them in state free."""
     free_slots: _builtins.int
-    """Streams that could be added to a step."""
+    """Streams like those that run which could be added while all of them keep the floor."""
     refusing: _builtins.str
     """Why nothing new is taken, as an ErrorInfo reason; empty while new requests are welcome."""
     def __init__(
