@@ -44,9 +44,9 @@ soak: $(STAMP)  ## 10,000 requests with cancels, disconnects, slow readers; SOAK
 explore: $(STAMP)  ## exhaustive search of the safety core at small scopes; SCOPE=name for one
 	@$(BIN)/python -m duplet_sim.explore $(if $(SCOPE),--scope $(SCOPE))
 
-sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, or SEED=k TRACE=1 for one story
+sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, JOBS=n processes, or SEED=k TRACE=1
 	@$(BIN)/python -m duplet_sim.simulate --seeds $(or $(SEEDS),2000) $(if $(SEED),--seed $(SEED)) \
-	  $(if $(TRACE),--trace)
+	  --jobs $(or $(JOBS),1) $(if $(TRACE),--trace)
 
 mutants: $(STAMP)  ## each safety rule switched off must be noticed
 	@$(BIN)/python -m duplet_sim.mutants

@@ -15,8 +15,9 @@ from duplet_core.ids import InstanceId, Role
 from duplet_core.messages import Credit, Hello
 from duplet_core.writer_state import State as WriterState
 from duplet_sim.parts import Process
-from duplet_sim.simulate import main, trace_hash, trace_of
+from duplet_sim.simulate import main, simulate, trace_hash
 from duplet_sim.simulator import Simulator
+from duplet_sim.story import tell
 from duplet_sim.swarm import CHANCES, TIMED, draw
 
 SEEDS = 8000
@@ -132,10 +133,18 @@ def test_every_fault_is_off_in_some_seeds_and_on_in_others() -> None:
 
 
 def test_the_trace_is_a_readable_story() -> None:
-    lines = trace_of(3)
-    assert any("Submit" in line for line in lines)
-    assert any("Landed" in line for line in lines)
+    lines = tell(6)
+    assert any(" <- Submit " in line for line in lines)
+    assert any(" -> decode/" in line and ": Admit " in line for line in lines)
     assert not any("VIOLATION" in line for line in lines)
+    assert not any("\\x" in line for line in lines)
+    assert max(map(len, lines)) < 200
+
+
+def test_two_processes_find_what_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "1001", "--jobs", "2"]) == 0
+    events = int(capsys.readouterr().out.split()[0])
+    assert events == simulate(0, 1001).events
 
 
 def test_the_last_line_counts_violations(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,9 @@ class CopyEngine:
     def feed(self, instance: InstanceId, event: Any, now: int | None = None) -> None:
         raise NotImplementedError
 
+    def note(self, subject: str, what: str) -> None:
+        raise NotImplementedError
+
     def work(self, kind: str, key: Any) -> None:
         raise NotImplementedError
 
@@ -57,6 +60,7 @@ class CopyEngine:
         tags = moved[skip : skip + rows]
         content.write_rows(dest.rows, copy.dest_pages[at:], row, tags, dest.page_rows)
         self.copies[key] = replace(copy, written=skip + rows)
+        self.note(key[0], f"copy {key[1]} of {copy.transfer} writes rows {row} + {rows}")
         if copy.told:
             self.marks.add("copy wrote after its end was unknown")
 

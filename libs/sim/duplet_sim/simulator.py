@@ -353,6 +353,7 @@ class Simulator(Agenda):
 
     def _do_fault(self, kind: str) -> None:
         if not self.calm:
+            self.note("fault", kind)
             FAULTS[kind](self)
 
     def _do_resume(self, instance: InstanceId) -> None:
@@ -362,6 +363,7 @@ class Simulator(Agenda):
 
     def _calm_down(self) -> None:
         """Faults end: what is stopped goes on, what was left over exits, what is dead starts."""
+        self.note("calm", "no faults from here on")
         self.calm = True
         self.blocked_until.clear()
         for process in list(self.processes.values()):

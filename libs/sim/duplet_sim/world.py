@@ -103,6 +103,8 @@ class World(CopyEngine):
         """What engines and lb's peers say is heard at once (the explorer's reduction)."""
         self.on_effect: Callable[[Process, fx.Effect], None] | None = None
         self.on_event: Callable[[Process, Any], None] | None = None
+        self.on_note: Callable[[str, str], None] | None = None
+        """Told what no machine sees when it happens: (to what, what)."""
         self.marks: set[str] = set()
         """Rare paths that were taken."""
         self.twice_submitted = False
@@ -148,6 +150,10 @@ class World(CopyEngine):
         when = self.now + process.skew if now is None else now
         process.node, asked = process.node.feed(event, when)
         executor.execute(self, process, asked)
+
+    def note(self, subject: str, what: str) -> None:
+        if self.on_note is not None:
+            self.on_note(subject, what)
 
     def work(self, kind: str, key: Any) -> None:
         """Told what there is to do; the simulator's agenda takes it from here."""
@@ -202,6 +208,7 @@ class World(CopyEngine):
     def kill(self, instance: InstanceId) -> None:
         """The process exits, whatever state it is in; its copies exit with it."""
         process = self.touch(instance)
+        self.note(instance, "exits")
         process.exited, process.stopped = True, False
         for key in process.streams.values():
             stream = self.touch_stream(key)
@@ -220,9 +227,11 @@ class World(CopyEngine):
         self.forget_dead()
 
     def stop(self, instance: InstanceId) -> None:
+        self.note(instance, "is stopped")
         self.touch(instance).stopped = True
 
     def resume(self, instance: InstanceId) -> None:
+        self.note(instance, "goes on")
         self.touch(instance).stopped = False
         self.work("resumed", instance)
 
@@ -296,6 +305,7 @@ class World(CopyEngine):
 
     def sever(self, key: StreamKey) -> None:
         """The connection is gone; nobody has noticed yet."""
+        self.note(key[0], f"loses its stream {key[2]} to {key[1]}")
         self.touch_stream(key).broken = True
         self.work("broken", key)
 
