@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.machine_tables import BLOCK, MACHINES, PAGE, rendered, table
-from duplet_sim.rules import MUTANTS
+from duplet_sim.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 
