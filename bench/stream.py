@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.processes import clean_environment, cpu_seconds, resident_mb, running
 from bench.results import MEASUREMENTS, QUANTILES, Report, quantile
-from bench.stream_lb import LOOPS
+from bench.stream_lb import LOOPS, UNMETERED
 from duplet_unit.probe import is_serving
 
 CLIENTS = 4
@@ -41,6 +41,8 @@ class Case:
     """Of all streams together, about."""
     steps_per_s: int = 0
     """0: as many as there can be."""
+    metered: bool = True
+    """lb measures its streams, as it always does in the product."""
 
     @property
     def name(self) -> str:
@@ -86,6 +88,7 @@ async def run_case(case: Case) -> Outcome:
                 "DUPLET_LB_LISTEN": address,
                 "DUPLET_LOG_LEVEL": "warning",
                 "DUPLET_LB_QUEUE_LIMIT": str(case.streams),
+                **({} if case.metered else {UNMETERED: "1"}),
             }
         )
         pace = str(case.steps_per_s)
