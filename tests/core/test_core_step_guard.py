@@ -47,6 +47,7 @@ class Cost:
 
 H200 = Cost(6_000_000, 15_000, 330)
 CARD = Cost(12_000_000, 90_000, 900)
+SLOW_CARD = Cost(15_000_000, 150_000, 500)
 NO_CONTEXT = Cost(500_000, 2_000_000, 0)
 FLAT = Cost(15_000_000, 0, 0)
 
@@ -75,6 +76,23 @@ def test_steps_of_one_size_are_taken_to_cost_by_the_stream() -> None:
     guard = taught(H200, [(8, 1000)] * 200)
     assert guard.predict_ns(8, 1000) == pytest.approx(H200.of(8, 1000), rel=0.01)
     assert guard.predict_ns(16, 2000) >= H200.of(16, 2000)
+
+
+@pytest.mark.parametrize("before", [0, 16])
+@pytest.mark.parametrize("cost", [SLOW_CARD, CARD, H200])
+def test_one_stream_at_a_time_does_not_close_the_unit_to_a_second(cost: Cost, before: int) -> None:
+    """A base of two thirds of the longest step and more is read as the one stream's cost, and
+    steps of one stream never say otherwise."""
+    crowd = [(n, n * 100) for n in range(1, before + 1) for _ in range(40)]
+    guard = taught(cost, crowd + [(1, 60 + k % 400 // 16) for k in range(8000)])
+    credit = guard.credit(1, 90)
+    assert guard.streams_believed() == FIRST_STREAMS
+    assert credit.stream_ns + 90 * credit.page_ns <= credit.free_ns
+    now = 10**15
+    for _ in range(FIT_EVERY_STEPS):  # and once there are some, it knows what they cost
+        guard.observe(4, 360, now, now + cost.of(4, 360))
+        now += 10**9
+    assert guard.predict_ns(16, 1440) == pytest.approx(cost.of(16, 1440), rel=0.05)
 
 
 def test_no_cost_is_negative() -> None:
@@ -229,3 +247,14 @@ def test_what_the_floor_has_no_room_for_is_refused_and_costs_prefill_nothing() -
     effects = front.tick(500)
     assert [reason for _, reason in ended(effects)] == [Reason.OVERLOADED]
     assert sent(effects, Role.PREFILL) == sent(effects, Role.DECODE) == []
+
+
+def test_who_waits_for_a_long_prompts_refusal_is_not_refused_with_it() -> None:
+    """Both times are over at one tick of the clock, and the second always fitted."""
+    front = FrontDriver(FrontConfig(queue_wait_ns=500))
+    front.hear(Role.DECODE, full(StepCredit(1, 100, 10, 20)))
+    assert admitted(front.feed(submit("a", T1, pages=9))) == []
+    assert admitted(front.feed(submit("b", T2, pages=1))) == []
+    effects = front.tick(500)
+    assert [transfer for transfer, _ in ended(effects)] == [T1]
+    assert admitted(effects) == [T2]

@@ -402,11 +402,15 @@ class FrontMachine(Machine):
     # --- admission and timers -------------------------------------------------------
 
     def _settle(self, now: int) -> None:
-        while self._queue and self._fits(self._queue[0].submit.pages):
-            self._admit(self._queue.popleft())
+        self._admit_what_fits()
         if self.draining and not self._drained_told and not self.requests:
             self._drained_told = True
             self.emit(Drained())
+
+    def _admit_what_fits(self) -> None:
+        """In order of arrival: nobody overtakes whom the credit is too small for."""
+        while self._queue and self._fits(self._queue[0].submit.pages):
+            self._admit(self._queue.popleft())
 
     def next_timer(self) -> int | None:
         due = [r.submit.deadline_ns for r in self.requests.values()]
@@ -418,11 +422,12 @@ class FrontMachine(Machine):
             if request.submit.deadline_ns <= now:
                 self._step(request, Input.DEADLINE, None, now)
         for request in list(self._queue):
-            if request.queued_until_ns <= now:
+            if request.state is State.QUEUED and request.queued_until_ns <= now:
                 self.emit(Count("requests_overloaded"))
                 refusing = self._refusing()
                 reason = Reason.OVERLOADED if refusing is None else refusing[1]
                 self._end(request, reason, "no stream slot or pages came free in time")
+                self._admit_what_fits()  # it may have been all that those behind it waited for
 
 
 def _told(spec: str) -> str:

@@ -7,7 +7,9 @@ less, and none may be negative. A request is charged from its Admit on with all 
 prompt and longest output, because that is what its last step may read.
 
 The fit is believed up to twice as many streams as a step has had so far, so an empty unit
-opens by doubling. Time decides here who is admitted, never which page is free.
+opens by doubling. Steps of single streams cannot tell what a second one costs: after nothing
+but those, a few more are welcome, or nobody would ever find out. Time decides here who is
+admitted, never which page is free.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ MEMORY_STEPS = 512
 """After so many steps an observation weighs a third (1/e) of a new one."""
 FIT_EVERY_STEPS = 8
 FIRST_STREAMS = 4
-"""Believed before any step was seen."""
+"""Believed before any step was seen, and while all that count had one stream."""
+ALONE = 1.001
+"""Below so many streams a step, on average, nothing says how base and stream share the time."""
 _PAGE_SCALE = 1 / 128
 """Pages count in hundreds where streams count in ones; equations of like size are solved well."""
 _RIDGE = 1e-6
@@ -42,6 +46,8 @@ class StepGuard:
         self.fits = 0
         """So many times the costs were found anew."""
         self._most_seen = 0
+        self._alone = False
+        """The fit knows of single streams only."""
         self._costs = (0.0, 0.0, 0.0)
         self._products = [[0.0] * 4 for _ in range(3)]
         """Normal equations: the features' products with each other and, last, with the time."""
@@ -66,13 +72,16 @@ class StepGuard:
                 row[j] = row[j] * keep + seen[i] * seen[j]
         self._steps += 1
         if self._steps % FIT_EVERY_STEPS == 0:
-            self._costs = _fit(self._products)
+            steps, streams_of_all = self._products[0][:2]
+            self._alone = streams_of_all < ALONE * steps
+            # Else half a slow card's base would pass for a second stream's cost, for ever.
+            self._costs = _fit(self._products, [0, 2] if self._alone else [0, 1, 2])
             self.most_streams = self._most_seen
             self.fits += 1
 
     def streams_believed(self) -> int:
         """Streams up to which the fit may be asked."""
-        return max(FIRST_STREAMS, 2 * self.most_streams)
+        return FIRST_STREAMS if self._alone else max(FIRST_STREAMS, 2 * self.most_streams)
 
     def predict_ns(self, streams: int, pages: int) -> int:
         """How long a step of so many streams takes; 0 before the first fit."""
@@ -89,9 +98,9 @@ class StepGuard:
         return 4 * self.longest_step_ns
 
 
-def _fit(products: list[list[float]]) -> tuple[float, float, float]:
-    """The three costs, none negative: the most negative one is left out and the rest fitted."""
-    left = [0, 1, 2]
+def _fit(products: list[list[float]], left: list[int]) -> tuple[float, float, float]:
+    """The costs in `left`, the others 0. None is negative: the most negative one is left out and
+    the rest fitted."""
     while left:
         found = _solve([[products[i][j] for j in left] + [products[i][3]] for i in left])
         worst = min(range(len(left)), key=found.__getitem__)
