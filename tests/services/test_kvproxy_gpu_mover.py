@@ -51,7 +51,8 @@ class Mapping:
 class Flight:
     """Ends when the test lets it, as the test says."""
 
-    def __init__(self, error: CudaError | None) -> None:
+    def __init__(self, script: Script, error: CudaError | None) -> None:
+        self._script = script
         self.let_go = threading.Event()
         self._error = error
 
@@ -59,6 +60,7 @@ class Flight:
         assert self.let_go.wait(30)
         if self._error is not None:
             raise self._error
+        self._script.slots += 1
 
 
 class Script:
@@ -69,17 +71,26 @@ class Script:
     def __init__(self) -> None:
         self.flights: list[Flight] = []
         self.begun = threading.Semaphore(0)
+        self.open = threading.Event()
+        """Nothing begins before it is set."""
+        self.open.set()
         self.wait_errors: dict[int, CudaError] = {}
         self.start_errors: dict[int, Exception] = {}
+        self.slots = MAX_IN_FLIGHT
+        """A transport has so many, and gives none back that a failed start had."""
 
     def transport_for(self, source: PoolDescription, dest: PoolDescription) -> Script:
         return self
 
     def start(self, copy: Any, source: Any, dest: Any) -> Flight:
         page = int(copy.source_pages[0])
+        assert self.open.wait(30)
+        if self.slots == 0:
+            raise IndexError("pop from empty list")
+        self.slots -= 1
         if page in self.start_errors:
             raise self.start_errors[page]
-        self.flights.append(Flight(self.wait_errors.get(page)))
+        self.flights.append(Flight(self, self.wait_errors.get(page)))
         self.begun.release()
         return self.flights[-1]
 
@@ -180,6 +191,31 @@ async def test_a_start_that_fails(error: Exception, result: CopyResult) -> None:
         assert ends[1].result is result
         assert ends[2].result is CopyResult.OK, "the next copy is not concerned"
     assert all(mapping.closed for mapping in place.mappings)
+
+
+async def test_what_failed_starts_keep_is_not_asked_for_again() -> None:
+    """A transport with nothing left to give would end the thread, and with it every copy."""
+    async with mover_place() as place:
+        error = CudaError("cuMemcpyBatchAsync", "CUDA_ERROR_OUT_OF_MEMORY")
+        place.script.start_errors = dict.fromkeys((1, 30, 31, 32, 33, 34, 35, 36), error)
+        place.script.open.clear()
+        place.start(*range(1, MAX_IN_FLIGHT + 3))
+        place.script.open.set()
+        await place.begun(MAX_IN_FLIGHT - 1)
+        assert len(place.script.flights) == MAX_IN_FLIGHT - 1, "what the first had is lost"
+        for _ in range(2):
+            for flight in place.script.flights:
+                flight.let_go.set()
+            await place.begun(1)
+        for flight in place.script.flights:
+            flight.let_go.set()
+        ends = await place.ends(MAX_IN_FLIGHT + 2)
+        assert ends.pop(1).result is CopyResult.UNKNOWN
+        assert {done.result for done in ends.values()} == {CopyResult.OK}
+        place.start(30, 31, 32, 33, 34, 35, 36, 40)
+        ends = await place.ends(8)
+        assert ends.pop(40).result is CopyResult.NOT_STARTED
+        assert {done.result for done in ends.values()} == {CopyResult.UNKNOWN}
 
 
 async def test_pages_outside_the_pool_are_refused_before_anything_is_queued() -> None:

@@ -73,6 +73,8 @@ class Mover:
         self._pools: dict[InstanceId, Pool | MappedPool] = {}
         """Added by the event loop before anyone can name them; removed by the thread."""
         self._flights: deque[tuple[StartCopy, FlightLike]] = deque()
+        self._lost_flights = 0
+        """Starts that failed half-way: what a transport gave them never comes back."""
         self._begun = 0
         """Number of the newest copy that the thread took; they are taken in order."""
         self._cancelled: set[int] = set()
@@ -143,7 +145,7 @@ class Mover:
     def _next(self) -> StartCopy | InstanceId | None:
         """What was queued next; lands copies while there is nothing else to do."""
         while self._flights:
-            if len(self._flights) < MAX_IN_FLIGHT:
+            if len(self._flights) + self._lost_flights < MAX_IN_FLIGHT:
                 try:
                     return self._work.get_nowait()
                 except queue.Empty:
@@ -177,6 +179,8 @@ class Mover:
             return CopyResult.NOT_STARTED, "its transfer was over"
         if self._broken:
             return CopyResult.NOT_STARTED, f"the GPU failed before: {self._broken}"
+        if self._lost_flights >= MAX_IN_FLIGHT:
+            return CopyResult.NOT_STARTED, f"{MAX_IN_FLIGHT} copies failed when they were queued"
         source, dest = self._pools[copy.source], self._pools[copy.dest]
         self._began_ns[copy.copy] = time.monotonic_ns()
         try:
@@ -199,6 +203,7 @@ class Mover:
         except InvalidInput as error:
             return CopyResult.NOT_STARTED, error.detail
         except (CudaError, MemoryError, OSError, ValueError) as error:
+            self._lost_flights += 1
             return CopyResult.UNKNOWN, f"{type(error).__name__}: {error}"
         self._count(transport.name, rows.copied_bytes)
         return None, ""
