@@ -101,6 +101,12 @@ def test_no_cost_is_negative() -> None:
     assert credit.stream_ns >= 0 and credit.page_ns >= 0 and credit.free_ns >= 0
 
 
+@pytest.mark.parametrize("floor", [5e-324, 1e-12, 1e12])
+def test_any_floor_fits_a_message(floor: float) -> None:
+    credit = StepGuard(floor).credit(1, 10)
+    assert 0 <= credit.free_ns < 2**63
+
+
 def test_a_step_counts_from_the_end_of_the_one_before() -> None:
     guard = StepGuard(FLOOR)
     for k in range(64):  # launched 1 ms after the start of the one before, as overlap does

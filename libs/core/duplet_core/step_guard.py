@@ -21,6 +21,8 @@ HEADROOM = 0.9
 fit sees: a check that runs beside a step, a late wake-up of the I/O process."""
 MEMORY_STEPS = 512
 """After so many steps an observation weighs a third (1/e) of a new one."""
+NO_FLOOR_NS = 1e12
+"""A floor below a row in a quarter of an hour is none; figures fit a message."""
 FIT_EVERY_STEPS = 8
 FIRST_STREAMS = 4
 """Believed before any step was seen, and while all that count had one stream."""
@@ -40,7 +42,7 @@ class StepGuard:
         """Args:
         floor_rows_per_s: the rate that every stream is to keep; more than 0.
         """
-        self.longest_step_ns = round(HEADROOM * 1e9 / floor_rows_per_s)
+        self.longest_step_ns = round(min(HEADROOM * 1e9 / floor_rows_per_s, NO_FLOOR_NS))
         self.most_streams = 0
         """In one step that a fit knows of."""
         self.fits = 0
