@@ -242,6 +242,26 @@ async def test_error_without_details_has_its_code(client: AsyncClient, speech: S
     assert (caught.value.reason, caught.value.retry_after_s) == ("", None)
 
 
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ((), grpc.StatusCode.UNAVAILABLE),
+        ((error_details_pb2.ErrorInfo(reason="CANCELLED"),), grpc.StatusCode.CANCELLED),
+    ],
+)
+async def test_a_server_that_leaves_is_told_from_one_that_cancels(
+    client: AsyncClient,
+    speech: StubSpeech,
+    told: tuple[error_details_pb2.ErrorInfo, ...],
+    code: grpc.StatusCode,
+) -> None:
+    """gRPC ends a call with a bare CANCELLED where it comes in while the port closes."""
+    speech.handler = fails(code_pb2.CANCELLED, *told)
+    with pytest.raises(GenerateError) as caught:
+        await anext(client.generate([[1, 0]]))
+    assert caught.value.code is code
+
+
 async def test_rows_before_an_error_arrive(client: AsyncClient, speech: StubSpeech) -> None:
     async def handler(request: pb.GenerateRequest, context: Context) -> None:
         await context.write(rows(0, 2))

@@ -50,7 +50,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> GenerateError:
             points_ns = {name: int(at_ns) for name, at_ns in told if at_ns.isdecimal()}
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return GenerateError(error.code(), reason, error.details() or "", retry_after_s, points_ns)
+    code, text = error.code(), error.details() or ""
+    if code is grpc.StatusCode.CANCELLED and not reason:
+        # Duplet says why it cancels. Without a word it was the server's gRPC: a call that came
+        # in at the moment in which a leaving lb closed its port is ended so.
+        code, text = grpc.StatusCode.UNAVAILABLE, "the server left before it took the call"
+    return GenerateError(code, reason, text, retry_after_s, points_ns)
 
 
 def broken_stream(detail: str) -> GenerateError:
