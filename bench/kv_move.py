@@ -36,6 +36,7 @@ BUDGETS = {
     "kv_small_128_ms": "<= 0.12",
     "kv_move_to_landed_p50_ms": "<= 2.5",
     "kv_move_to_landed_p99_ms": "<= 5",
+    "kv_move_to_landed_bursts_p99_ms": "<= 5",
     "kv_churned_over_fresh_ratio": "<= 1.05",
     "decode_slowdown_by_transfers_ratio": "<= 1.02",
 }

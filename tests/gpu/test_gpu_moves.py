@@ -10,7 +10,7 @@ import pytest
 
 from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_core.errors import InvalidInput
-from duplet_kvproxy.transport import GPU_TRANSPORTS, GpuTransport, TransportName
+from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, TransportName
 from duplet_kvproxy.trial import build_transport
 from duplet_memory.cuda_driver import open_devices
 from duplet_memory.plan import check_copy
@@ -32,10 +32,12 @@ def transports() -> dict[TransportName, GpuTransport]:
 @pytest.fixture(
     scope="module",
     params=[
+        ("page-major", 1, "cumem-fd"),
         ("page-major", 16, "cumem-fd"),
         ("page-major", 64, "cuda-ipc"),
         ("layer-major", 1, "cumem-fd"),
         ("layer-major", 16, "cuda-ipc"),
+        ("layer-major", 64, "cumem-fd"),
     ],
     ids=str,
 )
@@ -59,20 +61,20 @@ def test_rows_arrive_and_nothing_else_changes(
     source, dest = pair
     copy, pages = make_copy(pair, first, count)
     dest.ask(do="fill", poison=True)
-    if name == "pages" and source.description.arrangement != "page-major":
+    if name in WHOLE_PAGES and source.description.arrangement != "page-major":
         with pytest.raises(InvalidInput, match="whole pages of a layer-major source"):
             start(transports[name], copy, pair)
         return
     start(transports[name], copy, pair).wait()
     d = source.description
-    if name == "pages":
+    if name in WHOLE_PAGES:
         # Whole pages: what lies beside the range comes along.
         first, count = 0, len(pages[0]) * d.page_rows
     else:
         first %= d.page_rows
     checked = {"pages": pages[1], "source_pages": pages[0], "first": first, "count": count}
     assert dest.ask(do="check", **checked) == 0
-    checked["count"] = count + 1 if name != "pages" else count
+    checked["count"] = count + 1 if name not in WHOLE_PAGES else count
     checked["source_pages"] = pages[0][::-1] if len(pages[0]) > 1 else [pages[0][0] + 1]
     assert dest.ask(do="check", **checked) > 0, "the check itself can fail"
 
@@ -83,7 +85,7 @@ def test_many_copies_in_flight_land_in_order(
 ) -> None:
     """A prompt in parts that meet inside pages, all queued before the first is waited for."""
     source, dest = pair
-    if name == "pages" and source.description.arrangement != "page-major":
+    if name in WHOLE_PAGES and source.description.arrangement != "page-major":
         pytest.skip("whole pages are for page-major pools")
     dest.ask(do="fill", poison=True)
     page_rows = source.description.page_rows
@@ -97,7 +99,7 @@ def test_many_copies_in_flight_land_in_order(
         flights.append(start(transports[name], copy, pair))
     for flight in flights:
         flight.wait()
-    count = len(pages[0]) * page_rows if name == "pages" else 700
+    count = len(pages[0]) * page_rows if name in WHOLE_PAGES else 700
     checked = {"pages": pages[1], "source_pages": pages[0], "first": 0, "count": count}
     assert dest.ask(do="check", **checked) == 0
 
