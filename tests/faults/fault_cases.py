@@ -89,6 +89,8 @@ class Case:
     around: Around = at_once
     """Prepares the unit before the load and cleans up after it."""
     draining: bool = False
+    coming: int = 1
+    """So many requests must have copies ahead of them; while draining no others follow."""
     restarts_lb: bool = False
     """The fault itself gives the unit a new lb, which does not drain."""
     peaceful: bool = False
@@ -178,7 +180,8 @@ async def withhold_three(scene: Scene) -> None:
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         os.kill(unit.pid(Role.KVPROXY), signal.SIGUSR1)
         # The process that says so lives: a health that is never red ends the stream instead.
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        async with asyncio.timeout(60):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     exited = await unit.wait_told("exited", Role.KVPROXY, exits + 1)
     assert exited.how == EXIT_FOR_PROOF, exited
 
@@ -235,7 +238,7 @@ CASES = (
     *(_ended(part, "restarted", signal.SIGTERM) for part in PARTS if not part.engine),
     Case("kvproxy stopped, deadlines pass, killed", stop_then_kill_kvproxy),
     Case("decode's output stopped", choke_decode, around=choke_between),
-    Case("three ends withheld", withhold_three),
+    Case("three ends withheld", withhold_three, coming=5),
 )
 ALL_CASES = (*CASES, *(as_draining(case) for case in CASES if case.around is at_once))
 PAUSES_AND_KILLS = tuple(
@@ -288,7 +291,7 @@ async def run_case(scene: Scene, case: Case) -> Outcome:
 async def _fault_under_load(scene: Scene, case: Case) -> Load:
     name = case.name.replace(" ", "-")
     async with Load(scene.unit.listen, scene.spec, scene.asks, name) as load:
-        await load.wait_mixed()
+        await load.wait_mixed(case.coming)
         if case.draining:
             load.send_no_more()
             async with AsyncClient(scene.unit.listen) as client:
