@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from duplet.decode.v1 import decode_pb2
 from duplet_client import AsyncClient
-from duplet_core.ids import InstanceId, Role
+from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
 from duplet_core.messages import Hello
 from duplet_runtime.server import HANDSHAKE_MS, PEER_MESSAGE_BYTES, peer_channel_options
 from duplet_wire.streams import CODECS
@@ -241,7 +241,7 @@ async def answer_to(place: Place, acceptor: Role, peer: Role, first: bytes) -> t
 
 @pytest.mark.parametrize(("acceptor", "peer"), list(METHODS))
 async def test_strangers_and_malformed_hellos(place: Place, acceptor: Role, peer: Role) -> None:
-    hello = Hello(peer, STRANGER, 1, 1)
+    hello = Hello(peer, STRANGER, PROTOCOL_VERSION, 1)
     codec = CODECS[peer, acceptor]
 
     def said(**changes: Any) -> bytes:
@@ -256,7 +256,10 @@ async def test_strangers_and_malformed_hellos(place: Place, acceptor: Role, peer
     odd = ("INVALID_ARGUMENT", "PEER_PROTOCOL")
     cases: list[tuple[bytes, tuple[str, str]]] = [
         (said(), refused),
-        (said(version=2), ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
+        (
+            said(version=PROTOCOL_VERSION + 1),
+            ("FAILED_PRECONDITION", "VERSION_MISMATCH"),
+        ),
         (said(to_instance=STRANGER), ("FAILED_PRECONDITION", "OTHER_INSTANCE")),
         (said(role=Role.KVPROXY if acceptor is not Role.KVPROXY else Role.LB), odd),
         (said(instance="not an id"), odd),
