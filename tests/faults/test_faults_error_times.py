@@ -11,7 +11,7 @@ import grpc
 from duplet_client import GenerateError
 from duplet_core.ids import Role
 from tests.e2e.streams import Ask, Stream
-from tests.faults.error_times import Knowledge, LogLine, measure, read_lines
+from tests.faults.error_times import QUEUE_WAIT_S, Knowledge, LogLine, measure, read_lines
 
 
 def failed(reason: str, *, over_s: float, sent_s: float = 10.0) -> Stream:
@@ -65,7 +65,7 @@ def test_an_lb_that_is_gone_counts_from_its_death() -> None:
 
 
 def test_a_refusal_is_told_apart() -> None:
-    stream = failed("NOT_READY", over_s=10.3)
+    stream = failed("NOT_READY", over_s=10.25 + QUEUE_WAIT_S)
     assert waits(stream, Knowledge([])) == ([], [0.25], 0)
 
 
