@@ -314,7 +314,7 @@ async def test_an_instance_that_was_refused_is_taken_when_it_comes_again(
         process.kill()
         await far.until(lambda r: r[3:] == [(Role.DECODE, DECODE)])
     server.close()
-    assert count_fds() == before
+    assert count_fds() <= before, "the refused one left something open"
     os.close(pidfd)
 
 
