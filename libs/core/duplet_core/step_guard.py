@@ -7,9 +7,10 @@ less, and none may be negative. A request is charged from its Admit on with all 
 prompt and longest output, because that is what its last step may read.
 
 The fit is believed up to twice as many streams as a step has had so far, so an empty unit
-opens by doubling. Steps of single streams cannot tell what a second one costs: after nothing
-but those, a few more are welcome, or nobody would ever find out. Time decides here who is
-admitted, never which page is free.
+opens by doubling. What steps of one size cannot tell apart stays as it was last known. While
+nothing but single streams was ever seen, a second one is taken to be free and a few more are
+welcome, or nobody would ever find out. Time decides here who is admitted, never which page is
+free.
 """
 
 from __future__ import annotations
@@ -25,14 +26,12 @@ NO_FLOOR_NS = 1e12
 """A floor below a row in a quarter of an hour is none; figures fit a message."""
 FIT_EVERY_STEPS = 8
 FIRST_STREAMS = 4
-"""Believed before any step was seen, and while all that count had one stream."""
-ALONE = 1.001
-"""Below so many streams a step, on average, nothing says how base and stream share the time."""
+"""Believed before any step had more than one."""
 _PAGE_SCALE = 1 / 128
 """Pages count in hundreds where streams count in ones; equations of like size are solved well."""
 _RIDGE = 1e-6
-"""Makes equations solvable that steps of one size leave open. Among the solutions it takes the
-one that charges streams and pages most, and the base least: the careful one."""
+"""Makes equations solvable that steps of one size leave open: of all solutions it takes the one
+nearest to the last costs. Steps of other sizes outweigh it by far."""
 
 
 class StepGuard:
@@ -48,8 +47,6 @@ class StepGuard:
         self.fits = 0
         """So many times the costs were found anew."""
         self._most_seen = 0
-        self._alone = False
-        """The fit knows of single streams only."""
         self._costs = (0.0, 0.0, 0.0)
         self._products = [[0.0] * 4 for _ in range(3)]
         """Normal equations: the features' products with each other and, last, with the time."""
@@ -74,16 +71,15 @@ class StepGuard:
                 row[j] = row[j] * keep + seen[i] * seen[j]
         self._steps += 1
         if self._steps % FIT_EVERY_STEPS == 0:
-            steps, streams_of_all = self._products[0][:2]
-            self._alone = streams_of_all < ALONE * steps
-            # Else half a slow card's base would pass for a second stream's cost, for ever.
-            self._costs = _fit(self._products, [0, 2] if self._alone else [0, 1, 2])
+            # Else a slow card's base would pass, in part, for a second stream's cost, for ever.
+            known = [0, 2] if self._most_seen < 2 else [0, 1, 2]
+            self._costs = _fit(self._products, known, self._costs)
             self.most_streams = self._most_seen
             self.fits += 1
 
     def streams_believed(self) -> int:
         """Streams up to which the fit may be asked."""
-        return FIRST_STREAMS if self._alone else max(FIRST_STREAMS, 2 * self.most_streams)
+        return max(FIRST_STREAMS, 2 * self.most_streams)
 
     def predict_ns(self, streams: int, pages: int) -> int:
         """How long a step of so many streams takes; 0 before the first fit."""
@@ -100,11 +96,16 @@ class StepGuard:
         return 4 * self.longest_step_ns
 
 
-def _fit(products: list[list[float]], left: list[int]) -> tuple[float, float, float]:
+Costs = tuple[float, float, float]
+"""Of a step, of a stream, of 128 pages."""
+
+
+def _fit(products: list[list[float]], left: list[int], last: Costs) -> Costs:
     """The costs in `left`, the others 0. None is negative: the most negative one is left out and
     the rest fitted."""
     while left:
-        found = _solve([[products[i][j] for j in left] + [products[i][3]] for i in left])
+        rows = [[products[i][j] for j in left] + [products[i][3]] for i in left]
+        found = _solve(rows, [last[i] for i in left])
         worst = min(range(len(left)), key=found.__getitem__)
         if found[worst] >= 0:
             costs = dict(zip(left, found, strict=True))
@@ -113,11 +114,13 @@ def _fit(products: list[list[float]], left: list[int]) -> tuple[float, float, fl
     return 0.0, 0.0, 0.0
 
 
-def _solve(rows: list[list[float]]) -> list[float]:
+def _solve(rows: list[list[float]], near: list[float]) -> list[float]:
     """Gauss with a ridge; the matrix is symmetric and, by the ridge, positive definite."""
     size = len(rows)
     for i in range(size):
-        rows[i][i] += _RIDGE * (rows[i][i] + 1.0)
+        pull = _RIDGE * (rows[i][i] + 1.0)
+        rows[i][i] += pull
+        rows[i][size] += pull * near[i]
     for i in range(size):
         for k in range(i + 1, size):
             factor = rows[k][i] / rows[i][i]
