@@ -16,7 +16,7 @@ from duplet_load.record import Record
 from duplet_load.summary import describe, save, summarize
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival, Shape, TraceError, cut_trace, read_trace, write_trace
-from duplet_unit.terminal import run, told
+from duplet_unit.terminal import run, told, with_pictures
 from duplet_unit.unit import DEFAULT_LISTEN, LISTEN_VARIABLE, dial_address
 
 ALL = 1e12
@@ -171,13 +171,8 @@ def _send(
 
 
 def _plot(records: Sequence[Record], path: Path) -> None:
-    try:
+    with with_pictures():
         from duplet_load.plots import plot_run
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        hint = "pictures need matplotlib: pip install 'duplet-load[plots]'"
-        raise typer.BadParameter(hint) from error
     plot_run(records, path)
 
 

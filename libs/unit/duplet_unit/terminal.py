@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
@@ -24,6 +25,18 @@ Result = TypeVar("Result")
 
 shown = Console()
 told = Console(stderr=True)
+
+
+@contextmanager
+def with_pictures() -> Iterator[None]:
+    """Around the import of what draws: without matplotlib, say how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        hint = "pictures need matplotlib: pip install 'duplet-load[plots]'"
+        raise typer.BadParameter(hint) from error
 
 
 def run(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:

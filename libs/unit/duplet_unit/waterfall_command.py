@@ -13,6 +13,7 @@ from rich.console import Console
 from duplet_client import AsyncClient, SamplingOptions, Timeline
 from duplet_unit.ask import Ask, known_spec, prompt_from_file, prompt_from_text, run_request
 from duplet_unit.chrome_trace import chrome_trace
+from duplet_unit.terminal import with_pictures
 from duplet_unit.unit import dial_address
 from duplet_unit.waterfall import spread_table, timelines_from_json, waterfall_table
 
@@ -72,13 +73,8 @@ def show_timelines(timelines: Sequence[Timeline], out: Path | None, shown: Conso
 
 
 def _plot(timelines: Sequence[Timeline], out: Path) -> None:
-    try:
+    with with_pictures():
         from duplet_unit.waterfall_plot import plot_waterfall
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        hint = "pictures need matplotlib: pip install 'duplet-load[plots]'"
-        raise typer.BadParameter(hint) from error
     plot_waterfall(timelines, out)
 
 
