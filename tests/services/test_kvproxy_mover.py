@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -34,18 +35,38 @@ def describe(page_rows: int = 4) -> PoolDescription:
 class Place:
     """A mover over two pools, and what it told."""
 
-    def __init__(self, dest: PoolDescription | None = None) -> None:
+    def __init__(
+        self,
+        dest: PoolDescription | None = None,
+        on_broken: Callable[[str], None] = lambda detail: None,
+    ) -> None:
         self.told: asyncio.Queue[CopyDone] = asyncio.Queue()
         self.source: Pool = create_pool(describe())
         self.dest: Pool = create_pool(dest or describe())
         self.source.array[:] = np.arange(self.source.array.size).reshape(self.source.array.shape)
-        self.mover = Mover(self.told.put_nowait, Choice(("shm",)), lambda detail: None)
+        self.mover = Mover(self.told.put_nowait, Choice(("shm",)), on_broken)
         self.mover.add_pool(SOURCE, self.source)
         self.mover.add_pool(DEST, self.dest)
 
     def copy(self, number: int, page: int) -> StartCopy:
         transfer = TransferId(f"{number:032x}")
         return StartCopy(number, transfer, SOURCE, (page,), DEST, (page,), 0, 4)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an exception that nobody foresaw: the copy's end is unknown, and the service hears."""
+
+    def fail(*args: object) -> None:
+        raise IndexError("not foreseen")
+
+    broken: asyncio.Queue[str] = asyncio.Queue()
+    place = Place(on_broken=broken.put_nowait)
+    monkeypatch.setattr(mover, "check_copy", fail)
+    place.mover.start_copy(place.copy(1, page=1))
+    assert (await place.told.get()).result is CopyResult.UNKNOWN
+    assert "thread" in await broken.get()
+    place.mover.close()  # waits for the thread
 
 
 async def test_a_copy_that_was_cancelled_before_its_turn_never_begins() -> None:

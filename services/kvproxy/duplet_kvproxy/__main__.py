@@ -80,7 +80,9 @@ class KvproxyExecutor(Executor):
         machine.transport = f"allowed: {', '.join(choice.allowed)}"
         self._pools: dict[Role, PoolDescription] = {}
         """Of the newest instance of each role: what the transport in use follows from."""
-        self.mover = Mover(self._copy_done, choice, self._gpu_failed, service.settings.copy_delay_s)
+        self.mover = Mover(
+            self._copy_done, choice, self._mover_failed, service.settings.copy_delay_s
+        )
         self._copies = {
             name: self.metrics.counter("copies", "Copies that began", {"transport": name})
             for name in choice.allowed
@@ -161,9 +163,9 @@ class KvproxyExecutor(Executor):
         self.service.health.set("transport", ok, path)
         self._writer.transport = path
 
-    def _gpu_failed(self, detail: str) -> None:
+    def _mover_failed(self, detail: str) -> None:
         """Red first, then out: our exit is the proof that nothing writes any more (S9)."""
-        self.service.health.set("writer", False, f"a GPU failed: {detail}")
+        self.service.health.set("writer", False, detail)
         asyncio.get_running_loop().call_later(RED_BEFORE_EXIT_S, self.execute, Exit(detail))
 
 

@@ -58,7 +58,7 @@ class Mover:
         delay_s: float = 0.0,
     ) -> None:
         """`on_done` and `on_broken` are called in the event loop that made the mover; the
-        second once at most, when a GPU's context has failed. `delay_s` (fault tests): every
+        second when a GPU's context has failed, or the thread. `delay_s` (fault tests): every
         copy takes so much longer, so that faults meet copies in flight."""
         self._loop = asyncio.get_running_loop()
         self._on_done = on_done
@@ -132,6 +132,15 @@ class Mover:
         self._thread.join()
 
     def _run(self) -> None:
+        done = False
+        try:
+            self._work_off()
+            done = True
+        finally:
+            if not done:  # nobody else would notice: copies in flight are never told
+                self._loop.call_soon_threadsafe(self._on_broken, "the mover's thread failed")
+
+    def _work_off(self) -> None:
         while (work := self._next()) is not None:
             if isinstance(work, StartCopy):
                 self._start(work)
@@ -223,7 +232,7 @@ class Mover:
         except CudaError as error:
             detail = self._broken = error.detail
             _log.critical("GPU failed", detail=error.detail)
-            self._loop.call_soon_threadsafe(self._on_broken, error.detail)
+            self._loop.call_soon_threadsafe(self._on_broken, f"a GPU failed: {error.detail}")
         finally:
             self._tell(copy, result, detail)
 
