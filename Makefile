@@ -78,7 +78,7 @@ images:  ## the four container images; BUILD_FLAGS=… for docker build
 	    --build-arg VERSION=$(VERSION) -t duplet-$$service:$(VERSION) .; \
 	done
 
-compose-test: $(STAMP)  ## a unit of containers: start, use, break, drain, leave nothing
+compose-test: $(STAMP)  ## a unit of containers, used and broken; COMPOSE='docker compose'
 	@$(BIN)/python -m tests.compose.run_compose
 
 lint: $(STAMP)  ## ruff and mypy

@@ -21,6 +21,9 @@ PACKAGES = ("docker.io", "docker-compose", "tini", "debootstrap")
 DEBIANS_DOCKER = "/usr/bin/docker"
 """Another one on PATH may be a client without BuildKit."""
 
+COMPOSE_VARIABLE = "COMPOSE"
+"""Names the Compose to test with, such as `docker compose`."""
+
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
 POLL_S = 0.2
@@ -94,16 +97,23 @@ def answers(docker: str, environment: Mapping[str, str]) -> bool:
 
 
 def succeeds(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    done = subprocess.run(command, env=dict(environment), capture_output=True, check=False)
+    try:
+        done = subprocess.run(command, env=dict(environment), capture_output=True, check=False)
+    except OSError:
+        return False
     return done.returncode == 0
 
 
 def compose_command(docker: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Compose v2 where there is one, else docker-compose 1.29.
+    """What COMPOSE says, else Compose v2 where there is one, else docker-compose 1.29.
 
     Raises:
-        NoEngine: neither is there.
+        NoEngine: what COMPOSE says does not run, or neither is there.
     """
+    if named := tuple(environment.get(COMPOSE_VARIABLE, "").split()):
+        if not succeeds((*named, "version"), environment):
+            raise NoEngine(f"{COMPOSE_VARIABLE}: `{' '.join(named)} version` fails")
+        return named
     if succeeds((docker, "compose", "version"), environment):
         return (docker, "compose")
     standalone = shutil.which("docker-compose")
