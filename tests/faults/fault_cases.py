@@ -238,7 +238,7 @@ CASES = (
     *(_ended(part, "restarted", signal.SIGTERM) for part in PARTS if not part.engine),
     Case("kvproxy stopped, deadlines pass, killed", stop_then_kill_kvproxy),
     Case("decode's output stopped", choke_decode, around=choke_between),
-    Case("three ends withheld", withhold_three, coming=5),
+    Case("three ends withheld", withhold_three, coming=7),
 )
 ALL_CASES = (*CASES, *(as_draining(case) for case in CASES if case.around is at_once))
 PAUSES_AND_KILLS = tuple(

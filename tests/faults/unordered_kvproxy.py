@@ -5,8 +5,8 @@ The product's mover on a CPU runs one copy after the other, so that a copy of a 
 was given up is over before the next transfer's begins, whatever decode did with the pages.
 Here every second copy takes eight times as long as its neighbours: what it writes comes late.
 
-SIGUSR1: the next three transfers' first copies are told to have ended UNKNOWN, and write all
-the same, later.
+SIGUSR1: of the next three transfers that have a copy begin or end, that copy is told to have
+ended UNKNOWN; one that begins writes all the same, later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any
 from unittest.mock import patch
 
 from duplet_core.effects import CopyResult, StartCopy
+from duplet_core.ids import TransferId
 from duplet_kvproxy import __main__ as kvproxy
 from duplet_kvproxy.mover import Mover
 
 OVERLAPPING = 16
 SLOWER = 8
 UNKNOWNS = 3
+SAID = "a fault test says so"
 
 
 class UnorderedMover(Mover):
@@ -45,13 +47,19 @@ class UnorderedMover(Mover):
         self._running.add(self._threads.submit(self._start_here, copy))
 
     def _start_here(self, copy: StartCopy) -> None:
-        if copy.start_row == 0 and unknowns.acquire(blocking=False):
-            self._tell(copy, CopyResult.UNKNOWN, "a fault test says so")
-            self._try_start(copy)
+        if unknowns.takes(copy):
+            self._tell(copy, CopyResult.UNKNOWN, SAID)
+            self._copy(copy)
         else:
             super()._start(copy)
 
     def _try_start(self, copy: StartCopy) -> tuple[CopyResult | None, str]:
+        result, detail = self._copy(copy)
+        if result is CopyResult.OK and unknowns.takes(copy):
+            return CopyResult.UNKNOWN, SAID
+        return result, detail
+
+    def _copy(self, copy: StartCopy) -> tuple[CopyResult | None, str]:
         self._own.slower = SLOWER if copy.copy % 2 else 1
         return super()._try_start(copy)
 
@@ -68,12 +76,33 @@ class UnorderedMover(Mover):
         super()._land_all()
 
 
-unknowns = threading.Semaphore(0)
-"""Copies that are still to end UNKNOWN."""
+class Unknowns:
+    """Whose copies end UNKNOWN: one copy each of so many transfers."""
+
+    def __init__(self) -> None:
+        # Not a Lock: the signal may come while this very thread holds it.
+        self._lock = threading.RLock()
+        self._left = 0
+        self._told: set[TransferId] = set()
+
+    def ask(self, transfers: int) -> None:
+        with self._lock:
+            self._left += transfers
+
+    def takes(self, copy: StartCopy) -> bool:
+        with self._lock:
+            if not self._left or copy.transfer in self._told:
+                return False
+            self._left -= 1
+            self._told.add(copy.transfer)
+            return True
+
+
+unknowns = Unknowns()
 
 
 def main() -> int:
-    signal.signal(signal.SIGUSR1, lambda *_: unknowns.release(UNKNOWNS))
+    signal.signal(signal.SIGUSR1, lambda *_: unknowns.ask(UNKNOWNS))
     with patch.object(kvproxy, "Mover", UnorderedMover):
         return kvproxy.main()
 
