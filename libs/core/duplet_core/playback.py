@@ -18,11 +18,12 @@ NS = 1_000_000_000
 class Playback:
     """One stream's player. Told of rows as they come; times are ns and never go back."""
 
-    __slots__ = ("_row_ns", "_start_ns", "rows", "stalled_ns", "stalls")
+    __slots__ = ("_row_ns", "empty_ns", "rows", "stalled_ns", "stalls")
 
     def __init__(self, rows_per_second: float = ROWS_PER_SECOND) -> None:
         self._row_ns = round(NS / rows_per_second)
-        self._start_ns: int | None = None
+        self.empty_ns = -1
+        """When all that is there will have been played; negative: audio has not started."""
         self.rows = 0
         self.stalls = 0
         self.stalled_ns = 0
@@ -30,18 +31,16 @@ class Playback:
     @property
     def playing(self) -> bool:
         """Audio has started."""
-        return self._start_ns is not None
+        return self.empty_ns >= 0
 
     def add(self, count: int, now: int) -> None:
         """`count` rows are there now."""
-        if self._start_ns is None:
-            self.rows += count
-            if self.rows >= AUDIO_ROWS:
-                self._start_ns = now
-            return
-        lack_ns = now - self._start_ns - self.rows * self._row_ns
-        if lack_ns > 0:
-            self.stalls += 1
-            self.stalled_ns += lack_ns
-            self._start_ns += lack_ns
         self.rows += count
+        if now <= self.empty_ns:
+            self.empty_ns += count * self._row_ns
+        elif self.empty_ns >= 0:
+            self.stalls += 1
+            self.stalled_ns += now - self.empty_ns
+            self.empty_ns = now + count * self._row_ns
+        elif self.rows >= AUDIO_ROWS:
+            self.empty_ns = now + self.rows * self._row_ns

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from duplet_core.errors import Reason
 from duplet_core.messages import Finished
-from duplet_core.playback import NS, ROWS_PER_SECOND, Playback
+from duplet_core.playback import AUDIO_ROWS, NS, ROWS_PER_SECOND, Playback
 from duplet_core.timeline import CUT, SEGMENTS
 from duplet_lb.times import CallTimes
 from duplet_runtime.metrics import Metrics
@@ -25,42 +25,28 @@ OUTCOMES = ("STOP", "LENGTH", *Reason)
 
 
 class StreamMeter:
-    """One stream's rows on their way through lb."""
+    """One stream's rows on their way through lb; `Meters.note_row` writes it."""
 
-    __slots__ = ("_gaps", "_last_ns", "_playback", "_stalls", "first_ns", "rows")
+    __slots__ = ("first_ns", "last_ns", "playback")
 
     def __init__(self, meters: Meters) -> None:
-        self._gaps = meters.row_gap
-        self._stalls = meters.stalls
-        self._playback = Playback(meters.rows_per_second)
-        self._last_ns = 0
+        self.playback = Playback(meters.rows_per_second)
         self.first_ns = 0
-        self.rows = 0
+        self.last_ns = 0
 
-    def note_row(self, now: int) -> bool:
-        """A row left; True when it is the one with which audio can start."""
-        playback = self._playback
-        if not self.rows:
-            self.first_ns = now
-        else:
-            self._gaps.observe((now - self._last_ns) * 1e-9)
-        self.rows += 1
-        self._last_ns = now
-        was_playing, stalls = playback.playing, playback.stalls
-        playback.add(1, now)
-        if playback.stalls != stalls:
-            self._stalls.add()
-        return playback.playing and not was_playing
+    @property
+    def rows(self) -> int:
+        return self.playback.rows
 
     @property
     def stalled(self) -> bool:
         """Its listener has heard a gap."""
-        return self._playback.stalls > 0
+        return self.playback.stalls > 0
 
     @property
     def rows_per_second(self) -> float:
         """From the first row to the last; 0 while there is no time between them."""
-        span_ns = self._last_ns - self.first_ns
+        span_ns = self.last_ns - self.first_ns
         return (self.rows - 1) * NS / span_ns if span_ns > 0 else 0.0
 
 
@@ -72,11 +58,11 @@ class Meters:
         """Of audio; set once the model is known."""
         self._ttft = metrics.histogram("ttft_seconds", "From request to first row", FIRST_S)
         self._ttfa = metrics.histogram("ttfa_seconds", "From request to audio", FIRST_S)
-        self.row_gap = metrics.histogram("row_gap_seconds", "Between rows of one stream", GAP_S)
+        self._row_gap = metrics.histogram("row_gap_seconds", "Between rows of one stream", GAP_S)
         self._rate = metrics.histogram(
             "stream_rate_rows_per_second", "Rows per second of a stream, first to last", RATES
         )
-        self.stalls = metrics.counter("stalls", "Times that a listener's buffer ran empty")
+        self._stalls = metrics.counter("stalls", "Times that a listener's buffer ran empty")
         self._stalled = metrics.counter("stalled_streams", "Streams with a stall or more")
         self._rows = metrics.counter("rows", "Rows of ended streams")
         self._segments = {
@@ -92,11 +78,25 @@ class Meters:
 
     def note_row(self, stream: StreamMeter, times: CallTimes, now: int) -> None:
         """A row of the stream leaves lb."""
-        if stream.note_row(now):
-            self._ttfa.observe((now - times.received_ns) / NS)
-        if not times.first_row_ns:
-            times.first_row_ns = now
+        playback = stream.playback
+        if now > playback.empty_ns:  # its listener hears nothing: not yet, or not any more
+            self._note_silence(stream, times, now)
+        playback.add(1, now)
+        last_ns = stream.last_ns
+        stream.last_ns = now
+        if last_ns:
+            self._row_gap.observe((now - last_ns) * 1e-9)
+
+    def _note_silence(self, stream: StreamMeter, times: CallTimes, now: int) -> None:
+        """A row that ends a stall, or one of those before audio starts."""
+        if stream.playback.playing:
+            self._stalls.add()
+            return
+        if not stream.rows:
+            stream.first_ns = times.first_row_ns = now
             self._ttft.observe((now - times.received_ns) / NS)
+        if stream.rows + 1 == AUDIO_ROWS:
+            self._ttfa.observe((now - times.received_ns) / NS)
 
     def note_end(self, outcome: str) -> None:
         """A request ended, or was refused at the door."""
