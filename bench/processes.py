@@ -83,6 +83,10 @@ def resident_mb(pid: int) -> float:
     raise RuntimeError(f"the kernel says nothing about the memory of process {pid}")
 
 
+TINY = {f"DUPLET_{service}_MODEL": "tiny" for service in ("PREFILL", "DECODE", "MONOLITH")}
+
+
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Ours without anybody's Duplet settings, and `extra`."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")} | dict(extra)
+    """Ours without anybody's Duplet settings, the quick model, and `extra`."""
+    base = {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")}
+    return {**base, **TINY, **extra}

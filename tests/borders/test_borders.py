@@ -17,16 +17,18 @@ from duplet_runtime.settings import CONFIG_VARIABLE, SERVICE_NAMES, ServiceSetti
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     path.parent.name: path.parent
-    for pattern in ("libs/*/duplet_*/__init__.py", "services/*/duplet_*/__init__.py")
-    for path in sorted(ROOT.glob(pattern))
+    for folder in ("libs/*", "services/*", "models")
+    for path in sorted(ROOT.glob(f"{folder}/duplet_*/__init__.py"))
 }
 WITHOUT_TORCH = (
     "duplet_core",
     "duplet_pages",
+    "duplet_models",
     "duplet_wire",
     "duplet_runtime",
     "duplet_client",
     "duplet_load",
+    "duplet_canary",
     "duplet_unit",
     "duplet_lb",
     "duplet_prefill",

@@ -61,10 +61,13 @@ async def until(ask: Callable[[], Awaitable[T]], what: str, limit_s: float = LIM
         raise AssertionError(f"not within {limit_s:g} s: {what}; last: {answer!r}") from None
 
 
+TINY = {f"DUPLET_{service}_MODEL": "tiny" for service in ("PREFILL", "DECODE", "MONOLITH")}
+
+
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Ours without anybody's Duplet settings, and what the test wants."""
+    """Ours without anybody's Duplet settings, and what the test wants; a model that is quick."""
     base = {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")}
-    return {**unit_environment(base), **extra}
+    return {**unit_environment(base), **TINY, **extra}
 
 
 class LiveUnit:

@@ -26,7 +26,7 @@ def make_engine() -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(**settings: object) -> Engine:
-        fields: dict[str, object] = {"role": "monolith", "pool_pages": 256} | settings
+        fields = {"role": "monolith", "model": "tiny", "pool_pages": 256} | settings
         engines.append(Engine(EngineConfig(**fields)))  # type: ignore[arg-type]
         return engines[-1]
 

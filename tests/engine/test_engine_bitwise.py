@@ -48,7 +48,9 @@ Truth = list[tuple[tuple[bytes, ...], list[list[int]]]]
 def alone(requests: list[Request]) -> Truth:
     """KV digests and rows of each request: alone, prompt in one piece, page-major."""
     torch.set_num_threads(1)
-    engine = Engine(EngineConfig(role="monolith", chunk_rows=4096, pool_pages=POOL_PAGES))
+    engine = Engine(
+        EngineConfig(role="monolith", model="tiny", chunk_rows=4096, pool_pages=POOL_PAGES)
+    )
     with torch.inference_mode():
         truth = [run_alone(engine, request, range(32), STEPS) for request in requests]
     engine.close()

@@ -57,7 +57,7 @@ class MadeUpEngine:
     digests_are_done: bool = True
 
     def __post_init__(self) -> None:
-        self.config = EngineConfig("decode", pool_pages=64, recheck_at_end=True)
+        self.config = EngineConfig("decode", model="tiny", pool_pages=64, recheck_at_end=True)
         self.model_config = TINY
         self.calls: list[tuple[str, Any]] = []
         self.link: FakeLink

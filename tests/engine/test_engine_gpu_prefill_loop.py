@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from duplet_engine.tiny import TINY
 from duplet_pages.engine_config import EngineConfig
 from tests.engine.company import PLAIN, FakeLink
 
-CONFIG = EngineConfig("prefill", pool_pages=64, chunk_rows=64)
+CONFIG = EngineConfig("prefill", model="tiny", pool_pages=64, chunk_rows=64)
 
 
 @dataclass
@@ -99,7 +99,7 @@ def test_overlap_launches_before_it_reads() -> None:
     engine = MadeUpEngine()
     run(engine, [start(1, 180)], *[[] for _ in range(6)])
     assert engine.names == ["launch", "launch", "read", "launch", "read", "read"]
-    normal = MadeUpEngine(config=EngineConfig("prefill", chunk_rows=64, overlap=False))
+    normal = MadeUpEngine(config=replace(CONFIG, overlap=False))
     run(normal, [start(1, 180)], *[[] for _ in range(6)])
     assert normal.names == ["launch", "read"] * 3
 

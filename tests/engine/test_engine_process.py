@@ -93,7 +93,7 @@ def processes() -> Iterator[list[Process]]:
 
 
 def config(role: EngineRole, slots: int = 4) -> EngineConfig:
-    return EngineConfig(role=role, pool_pages=64, slots=slots, recheck_at_end=True)
+    return EngineConfig(role=role, model="tiny", pool_pages=64, slots=slots, recheck_at_end=True)
 
 
 def test_a_request_through_two_engines(processes: list[Process]) -> None:
@@ -155,7 +155,7 @@ def test_an_unknown_model_is_refused(processes: list[Process]) -> None:
     processes.append(process)
     code, errors = process.end()
     assert code == 2
-    assert errors.startswith("duplet_engine: model is 'huge', there is 'tiny'")
+    assert errors.startswith("duplet_engine: model is 'huge', there is 'wren', 'tiny'")
     assert errors.count("\n") == 1, "one line, no traceback"
 
 

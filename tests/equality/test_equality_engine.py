@@ -91,6 +91,7 @@ class Bench:
         self.engine = Engine(
             EngineConfig(
                 role="monolith",
+                model="tiny",
                 pool_pages=320,
                 page_rows=PAGE_ROWS,
                 slots=REQUESTS,

@@ -34,7 +34,7 @@ def without_gradients() -> Iterator[None]:
 def tiny_on_gpu(arrangement: Arrangement) -> GpuEngine:
     weights = {name: tensor.cuda() for name, tensor in tiny_weights().items()}
     config = EngineConfig(
-        "monolith", pool_pages=320, slots=6, chunk_rows=64, arrangement=arrangement
+        "monolith", "tiny", pool_pages=320, slots=6, chunk_rows=64, arrangement=arrangement
     )
     return GpuEngine(config, TINY, weights)
 
@@ -86,7 +86,7 @@ def test_rows_are_the_cpu_engines(arrangement: Arrangement) -> None:
     many, and then the rest of its stream."""
     requests = make_requests(np.random.default_rng(11), LENGTHS)
     pages = page_lists(requests)
-    cpu = Engine(EngineConfig("monolith", pool_pages=320))
+    cpu = Engine(EngineConfig("monolith", model="tiny", pool_pages=320))
     expected = [run_alone(cpu, r, p, STEPS)[1] for r, p in zip(requests, pages, strict=True)]
     cpu.close()
     engine = tiny_on_gpu(arrangement)
@@ -121,7 +121,7 @@ def test_other_pages_stay_as_they_are() -> None:
 
 def test_a_pool_that_does_not_fit_is_refused() -> None:
     weights = {name: tensor.cuda() for name, tensor in tiny_weights().items()}
-    config = EngineConfig("decode", pool_pages=1 << 40, slots=2)
+    config = EngineConfig("decode", model="tiny", pool_pages=1 << 40, slots=2)
     with pytest.raises(InvalidInput, match=r"pool_pages: .* pages fit"):
         GpuEngine(config, TINY, weights)
 
@@ -138,7 +138,7 @@ def test_bfloat16_steps_do_not_depend_on_the_loop() -> None:
         longest_sequence=512,
     )
     weights = random_weights(config, torch.device("cuda", 0), torch.bfloat16)
-    settings = EngineConfig("monolith", dtype="bfloat16", pool_pages=128, slots=40)
+    settings = EngineConfig("monolith", model="tiny", dtype="bfloat16", pool_pages=128, slots=40)
     engine = GpuEngine(settings, config, weights)
     chance = np.random.default_rng(2)
     requests = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from duplet_core.errors import InvalidInput, Reason
 from duplet_core.messages import Sampling
 from duplet_pages.prompt import check_prompt, check_sampling
-from duplet_pages.spec import MOST_PROMPT_BYTES, ModelSpec
+from duplet_pages.spec import MOST_PROMPT_BYTES, ModelSpec, SamplingDefaults
 
 SPEC = ModelSpec(
     name="small",
@@ -165,15 +166,23 @@ def test_plain_language_model_has_ids_alone() -> None:
 
 
 def test_sampling_defaults_are_the_models() -> None:
-    assert check_sampling(seed=7) == Sampling(
-        seed=7, temperature=0.8, top_p=0.8, top_k=30, repetition_window=10
-    )
+    model = SamplingDefaults(temperature=0.7, top_p=0.9, top_k=5, repetition_window=0)
+    assert check_sampling(defaults=model, seed=7) == Sampling(7, 0.7, 0.9, 5, 0)
+    own = check_sampling(defaults=model, seed=7, top_p=0.5, repetition_window=3)
+    assert own == Sampling(7, 0.7, 0.5, 5, 3)
+
+
+checked = partial(check_sampling, defaults=SPEC.sampling)
 
 
 def test_sampling_borders_are_in_range() -> None:
-    low = check_sampling(seed=0, temperature=0.0, top_p=5e-324, top_k=1, repetition_window=0)
+    low = check_sampling(
+        defaults=SPEC.sampling, seed=0, temperature=0.0, top_p=5e-324, top_k=1, repetition_window=0
+    )
     assert (low.temperature, low.top_k, low.repetition_window) == (0, 1, 0)
-    high = check_sampling(seed=2**63 - 1, temperature=5.0, top_p=1.0, repetition_window=128)
+    high = check_sampling(
+        defaults=SPEC.sampling, seed=2**63 - 1, temperature=5.0, top_p=1.0, repetition_window=128
+    )
     assert (high.seed, high.temperature, high.top_p) == (2**63 - 1, 5, 1)
 
 
@@ -199,6 +208,11 @@ def test_sampling_borders_are_in_range() -> None:
 def test_sampling_faults_are_named(field: str, value: float) -> None:
     values: dict[str, float] = {"seed": 1, field: value}
     with pytest.raises(InvalidInput) as caught:
-        check_sampling(**values)  # type: ignore[arg-type]
+        checked(**values)  # type: ignore[arg-type]
     assert caught.value.reason is Reason.INVALID_SAMPLING
     assert caught.value.detail.startswith(f"sampling.{field}: {value} ")
+
+
+def test_a_spec_comes_back_from_its_text_with_its_sampling() -> None:
+    spec = replace(SPEC, sampling=SamplingDefaults(0.7, 0.9, 1025, 0))
+    assert ModelSpec.from_json(spec.to_json()) == spec

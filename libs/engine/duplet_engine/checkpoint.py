@@ -1,4 +1,4 @@
-"""Models by name: a published checkpoint's directory, a built-in model, or a shape.
+"""Models by name: a built-in model, a published checkpoint's directory, or a shape.
 
 A directory is read as its publisher left it: `config.json` for the shape, safetensors files (or
 S1-mini's `model.pth`) for the weights. Nothing in it is executed.
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import duplet_models
 from duplet_core.errors import InvalidInput, Reason
 from duplet_engine.model_config import ModelConfig
 from duplet_engine.published_configs import read_model_config
@@ -34,8 +35,8 @@ def load_checkpoint(
     """Load a model's weights, tensor by tensor, straight to the device.
 
     Args:
-        path_or_name: 'tiny'; 'random:<shape>', a shape of `duplet_engine.shapes`; or the path of
-            a checkpoint's directory.
+        path_or_name: a model that `duplet_models` has, 'tiny', 'random:<shape>' with a shape of
+            `duplet_engine.shapes`, or the path of a checkpoint's directory.
         device: where the tensors shall be.
         dtype: of all of them; torch.float32 or torch.bfloat16.
         progress: told of bytes read; not called for models that are made.
@@ -50,6 +51,8 @@ def load_checkpoint(
             detail names file, tensor and shapes.
     """
     target = torch.device(device)
+    if path_or_name in duplet_models.NAMES:
+        return _load_directory(duplet_models.directory(path_or_name), target, dtype, progress)
     if path_or_name == TINY.name:
         made = tiny_weights()
         return TINY, {name: tensor.to(target, dtype) for name, tensor in made.items()}
@@ -61,8 +64,9 @@ def load_checkpoint(
         return _load_directory(Path(path_or_name), target, dtype, progress)
     raise InvalidInput(
         Reason.INVALID_REQUEST,
-        f"model is {path_or_name!r}, there is {TINY.name!r}, '{RANDOM}' with one of "
-        f"{', '.join(SHAPES)}, and the path of a checkpoint's directory",
+        f"model is {path_or_name!r}, there is {', '.join(map(repr, duplet_models.NAMES))}, "
+        f"{TINY.name!r}, '{RANDOM}' with one of {', '.join(SHAPES)}, and the path of a "
+        "checkpoint's directory",
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from duplet_pages.spec import SamplingDefaults
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -72,6 +74,7 @@ class ModelConfig:
     default_max_rows: int
     rows_per_second: float
     """Output rows that make one second of audio; 0 where the files do not say."""
+    sampling: SamplingDefaults
 
     @property
     def columns(self) -> int:

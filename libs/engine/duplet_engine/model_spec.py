@@ -30,4 +30,5 @@ def describe_model(
         dtype=config.dtype,
         kv_hash=kv_hash,
         rows_per_second=model.rows_per_second,
+        sampling=model.sampling,
     )

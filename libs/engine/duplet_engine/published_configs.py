@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from duplet_core.errors import InvalidInput
+from duplet_engine.generation_config import apply_generation_config
 from duplet_engine.model_config import ModelConfig, RopeScaling, TransformerConfig
 from duplet_engine.tensor_files import read_json, refuse_checkpoint
+from duplet_pages.spec import SamplingDefaults
 
 DUAL_AR_ROWS_PER_SECOND = 44_100 / 2_048
 RESIDUAL_ENTRIES = 1024
@@ -80,15 +82,18 @@ class Fields:
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """Read a checkpoint's shape; the model is called as its directory is.
+    """Read a checkpoint's shape and defaults; the model is called as its directory is.
 
     Raises:
         InvalidInput: no config, or one of a model that is not built here; the detail names file
             and field.
     """
     path = directory / _CONFIG
-    fields = Fields(path, read_json(path))
-    name = directory.resolve().name
+    model = _read_shape(directory.resolve().name, Fields(path, read_json(path)))
+    return apply_generation_config(directory, model)
+
+
+def _read_shape(name: str, fields: Fields) -> ModelConfig:
     kind = fields.data.get("model_type")
     if kind == "fish_qwen3_omni":
         return _nested_dual_ar(name, fields)
@@ -126,6 +131,7 @@ def _nested_dual_ar(name: str, fields: Fields) -> ModelConfig:
         longest_sequence=text.integer("max_seq_len"),
         default_max_rows=min(DEFAULT_MAX_ROWS, text.integer("max_seq_len")),
         rows_per_second=DUAL_AR_ROWS_PER_SECOND,
+        sampling=SamplingDefaults(),
     )
 
 
@@ -182,6 +188,7 @@ def _flat_dual_ar(name: str, fields: Fields) -> ModelConfig:
         longest_sequence=fields.integer("max_seq_len"),
         default_max_rows=min(DEFAULT_MAX_ROWS, fields.integer("max_seq_len")),
         rows_per_second=DUAL_AR_ROWS_PER_SECOND,
+        sampling=SamplingDefaults(),
     )
 
 
@@ -241,6 +248,7 @@ def _hugging_face(name: str, kind: str, fields: Fields) -> ModelConfig:
         longest_sequence=longest,
         default_max_rows=min(DEFAULT_MAX_ROWS, longest),
         rows_per_second=0.0,
+        sampling=SamplingDefaults(),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from duplet_engine.model_config import ModelConfig, RopeScaling, TransformerConfig
 from duplet_engine.published_configs import DUAL_AR_ROWS_PER_SECOND, codebook_sizes
 from duplet_engine.weights import tensor_shapes
+from duplet_pages.spec import SamplingDefaults
 
 _SEED = 1
 _EMBEDDING_STD = 0.02
@@ -64,6 +65,7 @@ def _dual_ar(
         longest_sequence=longest,
         default_max_rows=1024,
         rows_per_second=DUAL_AR_ROWS_PER_SECOND,
+        sampling=SamplingDefaults(),
     )
 
 
@@ -86,6 +88,7 @@ def _plain(backbone: TransformerConfig, vocab: int, stop_id: int, longest: int) 
         longest_sequence=longest,
         default_max_rows=1024,
         rows_per_second=0.0,
+        sampling=SamplingDefaults(),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from duplet_engine.model_config import ModelConfig, TransformerConfig
 from duplet_engine.weights import tensor_shapes, uniform_tensor
+from duplet_pages.spec import SamplingDefaults
 
 _SEED = 20_480
 _STOP_SCALE = 0.9
@@ -74,6 +75,7 @@ TINY = ModelConfig(
     longest_sequence=4096,
     default_max_rows=256,
     rows_per_second=44_100 / 2_048,
+    sampling=SamplingDefaults(),
 )
 
 

@@ -17,10 +17,10 @@ class EngineConfig:
     """Settings of one engine process; `python -m duplet_engine --config JSON --link-fd N`."""
 
     role: EngineRole
+    model: str
+    """A built-in model, 'random:<shape>', or the path of a checkpoint's directory."""
     device: Device = "cpu"
     """'cuda': the one GPU that the process sees."""
-    model: str = "tiny"
-    """A built-in model, 'random:<shape>', or the path of a checkpoint's directory."""
     dtype: Dtype = "float32"
     """Of weights, arithmetic and KV."""
     pool_pages: int = 2048
@@ -37,6 +37,8 @@ class EngineConfig:
     """On a GPU: launch the next step before the last one is read."""
     recheck_at_end: bool = False
     """Check the prompt's digests again when a stream ends (fault tests)."""
+    damage_pages: int = 0
+    """Decode on a CPU, canary's drill only: pages of every prompt that are overwritten."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from duplet_core.errors import InvalidInput, Reason
 from duplet_core.messages import Sampling
-from duplet_pages.spec import ModelSpec
-
-DEFAULT_TEMPERATURE = 0.8
-DEFAULT_TOP_P = 0.8
-DEFAULT_TOP_K = 30
-DEFAULT_REPETITION_WINDOW = 10
+from duplet_pages.spec import ModelSpec, SamplingDefaults
 
 MOST_TEMPERATURE = 5.0
 MOST_REPETITION_WINDOW = 128
@@ -109,25 +104,26 @@ def _describe_fault(values: NDArray[np.int32], row: int, column: int, spec: Mode
 
 def check_sampling(
     *,
+    defaults: SamplingDefaults,
     seed: int,
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
     repetition_window: int | None = None,
 ) -> Sampling:
-    """Check sampling values; None takes the model's default.
+    """Check sampling values; None takes the one of `defaults`, the model's.
 
     Raises:
         InvalidInput: INVALID_SAMPLING; the detail names the field, the value and the range.
     """
     if temperature is None:
-        temperature = DEFAULT_TEMPERATURE
+        temperature = defaults.temperature
     if top_p is None:
-        top_p = DEFAULT_TOP_P
+        top_p = defaults.top_p
     if top_k is None:
-        top_k = DEFAULT_TOP_K
+        top_k = defaults.top_k
     if repetition_window is None:
-        repetition_window = DEFAULT_REPETITION_WINDOW
+        repetition_window = defaults.repetition_window
     _check_range("seed", seed, 0, MOST_SEED)
     _check_range("temperature", temperature, 0, MOST_TEMPERATURE)
     _check_range("top_p", top_p, 0, 1)

@@ -16,6 +16,17 @@ MOST_REQUEST_BYTES = MOST_PROMPT_BYTES + (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's rows are drawn with where the client does not say; S2-Pro's published
+    values where a model's files do not say."""
+
+    temperature: float = 0.8
+    top_p: float = 0.8
+    top_k: int = 30
+    repetition_window: int = 10
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Facts of one loaded model. lb is ready only when prefill's and decode's are equal."""
 
@@ -46,6 +57,7 @@ class ModelSpec:
     """Name of the page digest (S10), such as 'xxh3-128'."""
     rows_per_second: float
     """Output rows that make one second of audio; 0 where the model's files do not say."""
+    sampling: SamplingDefaults = SamplingDefaults()
 
     @property
     def columns(self) -> int:
@@ -75,6 +87,7 @@ class ModelSpec:
         try:
             fields = json.loads(text)
             fields["codebook_sizes"] = tuple(fields["codebook_sizes"])
+            fields["sampling"] = SamplingDefaults(**fields["sampling"])
             return ModelSpec(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidInput(Reason.PEER_PROTOCOL, f"model spec: {error}") from error

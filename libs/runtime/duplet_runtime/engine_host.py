@@ -50,8 +50,9 @@ class EngineSettings(ServiceSettings):
 
     device: Device = "cpu"
     """'cuda': the GPU that CUDA_VISIBLE_DEVICES names for this service."""
-    model: str = "tiny"
-    """A built-in model ('tiny'), 'random:<shape>', or the path of a checkpoint's directory."""
+    model: str = "wren"
+    """A built-in model ('wren', which speaks, or 'tiny', which has random weights),
+    'random:<shape>', or the path of a checkpoint's directory."""
     dtype: Dtype = by_device(cpu="float32", cuda="bfloat16")
     """Of weights, arithmetic and KV; the same in prefill and decode."""
     pool_pages: int = by_device(cpu=2048, cuda=0, ge=0)

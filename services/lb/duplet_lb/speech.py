@@ -148,6 +148,7 @@ class Speech(speech_pb2_grpc.SpeechServicer):
         wanted = request.sampling
         seed = wanted.seed if wanted.HasField("seed") else secrets.randbits(63)
         sampling = check_sampling(
+            defaults=spec.sampling,
             seed=seed,
             temperature=wanted.temperature if wanted.HasField("temperature") else None,
             top_p=wanted.top_p if wanted.HasField("top_p") else None,
