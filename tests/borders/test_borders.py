@@ -28,6 +28,7 @@ WITHOUT_TORCH = (
     "duplet_runtime",
     "duplet_client",
     "duplet_load",
+    "duplet_voice",
     "duplet_canary",
     "duplet_unit",
     "duplet_lb",
