@@ -7,18 +7,18 @@ Hello, for the acceptor a local one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from duplet_core.engine import FromEngine, ToEngine
 from duplet_core.errors import Reason
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.messages import Finished, Message, Sampling
+from duplet_core.value import value
 
 # --- events -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamOpened:
     """A stream that we dialed is up. The machine answers with a Hello."""
 
@@ -26,7 +26,7 @@ class StreamOpened:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamClosed:
     """A stream ended, whoever ended it. Sent once a stream, also after a Close effect."""
 
@@ -34,14 +34,14 @@ class StreamClosed:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Received:
     peer: Role
     stream: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LifelineUp:
     """The kernel lets us watch this instance: we hold the pidfds of all its processes."""
 
@@ -52,7 +52,7 @@ class LifelineUp:
     page_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceDied:
     """Every process of this instance has exited: the kernel's word (S4)."""
 
@@ -60,12 +60,12 @@ class InstanceDied:
     instance: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FromEngineEvent:
     message: FromEngine
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drain:
     """Take nothing new, finish what runs."""
 
@@ -79,7 +79,7 @@ class CopyResult(StrEnum):
     """An error or an unknown result: it may still write. Never quiescence (S3)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyDone:
     """kvproxy's mover: one queued copy ended."""
 
@@ -97,7 +97,7 @@ class CopyDone:
 # --- events from lb's own clients ----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Submit:
     """A checked request. The rows are lb's; core only passes them on."""
 
@@ -114,7 +114,7 @@ class Submit:
     trace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cancel:
     """The client left, or lb gave up on it."""
 
@@ -125,7 +125,7 @@ class Cancel:
 # --- effects ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Put the message on the stream; dropped when that stream is gone."""
 
@@ -134,7 +134,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close:
     """End a peer stream, with a reason for the peer."""
 
@@ -144,12 +144,12 @@ class Close:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ToEngineEffect:
     message: ToEngine
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartCopy:
     """kvproxy: queue one copy on the mover; answered by exactly one CopyDone."""
 
@@ -164,7 +164,7 @@ class StartCopy:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelCopy:
     """kvproxy: the copy's transfer is over. If it has not begun it never begins and its CopyDone
     says NOT_STARTED; otherwise nothing changes. So a deep queue is not mistaken for a stuck
@@ -173,14 +173,14 @@ class CancelCopy:
     copy: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseMapping:
     """kvproxy: unmap the pool of a dead instance; no copy touches it any more (S12)."""
 
     instance: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetHealth:
     """A named condition changed; `ready` follows from all of them."""
 
@@ -189,19 +189,19 @@ class SetHealth:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Exit:
     """Leave the process: the exit is the proof others wait for (S9)."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drained:
     """Nothing runs any more after a Drain."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Count:
     """Raise the counter `name` by `by`."""
 
@@ -209,7 +209,7 @@ class Count:
     by: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Log:
     """A fact worth a log line, with the request or transfer that it is about."""
 
@@ -222,14 +222,14 @@ class Log:
 # --- effects towards lb's own clients ------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admitted:
     """Admit and Prefill are on their way."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rows:
     """Rows for the client, in order."""
 
@@ -237,7 +237,7 @@ class Rows:
     rows: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """The request is over; exactly one a Submit."""
 
@@ -249,7 +249,7 @@ class Ended:
     """Usage and stamps where it finished."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SpecKnown:
     """Prefill's and decode's specs are here and equal."""
 

@@ -10,15 +10,14 @@ its last ChunkDone, which stands for its Stopped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from duplet_core.ids import TransferId
 from duplet_core.messages import Sampling
+from duplet_core.value import value
 
 # --- to the engine ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Start:
     """Run a sequence. Prefill: compute `rows` and draw the first output row. Decode: go on."""
 
@@ -36,7 +35,7 @@ class Start:
     sampling: Sampling
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verify:
     """Check landed KV against the digests taken where it was computed (S10)."""
 
@@ -47,14 +46,14 @@ class Verify:
     digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stop:
     """End a sequence; answered by Stopped."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Shutdown:
     """Leave the loop and exit 0."""
 
@@ -62,7 +61,7 @@ class Shutdown:
 # --- from the engine ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ready:
     """The model is loaded and warm, the pool is mapped. Sent once, first."""
 
@@ -76,7 +75,7 @@ class Ready:
     """Most sequences one step takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChunkDone:
     """Prefill: rows up to `rows` are computed and visible in the pool."""
 
@@ -100,7 +99,7 @@ class ChunkDone:
     """With the last chunk: the first row was drawn."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verified:
     seq: int
     transfer: TransferId
@@ -109,7 +108,7 @@ class Verified:
     """Which page differs, when one does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepDone:
     """Decode: one step's rows. A sequence that drew the stop row has an end and no row."""
 
@@ -123,7 +122,7 @@ class StepDone:
     done_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stopped:
     """No launched step or Verify names the sequence's pages any more."""
 
@@ -132,7 +131,7 @@ class Stopped:
     """Digest check repeated at the end (fault tests); None where it was not asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SeqFailed:
     """The engine could not go on with this sequence; Stopped follows for an open one."""
 

@@ -7,13 +7,12 @@ digests) stay bytes or tuples and are never interpreted here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from duplet_core.errors import Reason
 from duplet_core.ids import InstanceId, Role, TransferId
+from duplet_core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sampling:
     """How rows are drawn; a row is a function of (seed, position) and the KV before it."""
 
@@ -25,7 +24,7 @@ class Sampling:
     """Draw again when the semantic token is among the last so many; 0 switches it off."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Handoff:
     """What the last Move carries through kvproxy to decode."""
 
@@ -42,7 +41,7 @@ class Handoff:
 # --- every pair -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hello:
     """First message of either end of a peer stream."""
 
@@ -72,7 +71,7 @@ class Hello:
 # --- lb <-> decode ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admit:
     """lb -> decode: reserve pages for prompt and longest output, grant the prompt's."""
 
@@ -86,7 +85,7 @@ class Admit:
     """W3C traceparent, carried for spans."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class End:
     """lb -> prefill, lb -> decode: the request is over. Sent to both sides at every end."""
 
@@ -96,7 +95,7 @@ class End:
     """None: it finished."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Census:
     """What decode's pages and checks amount to; for people, nothing is decided by it."""
 
@@ -114,7 +113,7 @@ class Census:
     """Living instances of kvproxy whose death the kernel will tell."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepCredit:
     """What decode's steps leave room for while every stream keeps the floor.
 
@@ -128,7 +127,7 @@ class StepCredit:
     page_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Credit:
     """decode -> lb: what it can take, in Hello and on change."""
 
@@ -144,7 +143,7 @@ class Credit:
     """None: decode keeps no floor."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """decode -> lb: the Admit reserved nothing."""
 
@@ -154,7 +153,7 @@ class Refused:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """decode -> lb: the KV landed and verified; rows of `stream_id` are this request's."""
 
@@ -164,7 +163,7 @@ class Accepted:
     first_row: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepRows:
     """decode -> lb: one decode step's rows of all streams."""
 
@@ -174,7 +173,7 @@ class StepRows:
     """Little-endian int32 [len(stream_ids), 1 + codebooks]."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """decode -> lb: the stream ended well (stop row or length limit)."""
 
@@ -193,7 +192,7 @@ class Finished:
     """From the end of each of the stream's steps to the end of the next."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failed:
     """decode -> lb, prefill -> lb: the request cannot go on."""
 
@@ -206,7 +205,7 @@ class Failed:
 # --- lb <-> prefill -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prefill:
     """lb -> prefill: compute this prompt and move it under `transfer`."""
 
@@ -220,7 +219,7 @@ class Prefill:
     trace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoppedAtOnce:
     """prefill -> lb: the first drawn row was the stop row; there is no output."""
 
@@ -230,7 +229,7 @@ class StoppedAtOnce:
     cached_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Handed:
     """prefill -> lb: the KV is in decode's pages. From here on decode alone tells the end."""
 
@@ -238,7 +237,7 @@ class Handed:
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusing:
     """prefill -> lb: why no prompt is taken now (DRAINING, WRITER_LOST), on change."""
 
@@ -249,7 +248,7 @@ class Refusing:
 # --- decode <-> kvproxy -------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """decode -> kvproxy: this transfer may write these pages. Sent once, never repeated."""
 
@@ -259,28 +258,28 @@ class Grant:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Abort:
     """decode -> kvproxy: delete the grant; answer AbortAck when no copy is outstanding."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AbortAck:
     """kvproxy -> decode: no copy of the transfer is outstanding and none can start (S3)."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Started:
     """kvproxy -> decode: the first copy was queued; the transfer's deadline runs (S5)."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Landed:
     """kvproxy -> decode: all rows are in the granted pages; the grant is consumed. Proof (S2a)."""
 
@@ -289,7 +288,7 @@ class Landed:
     handoff: Handoff
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TransferFailed:
     """kvproxy -> decode: the transfer ended with no copy outstanding. Proof (S2a)."""
 
@@ -297,7 +296,7 @@ class TransferFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TransferBroken:
     """kvproxy -> decode: the transfer cannot land, copies may be outstanding. No proof."""
 
@@ -305,7 +304,7 @@ class TransferBroken:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leaving:
     """kvproxy -> decode: it was told to leave and goes when what is granted has ended: no grant
     should come to it any more. One that comes is served all the same."""
@@ -314,7 +313,7 @@ class Leaving:
 # --- prefill <-> kvproxy ------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Move:
     """prefill -> kvproxy: copy these computed rows. Waits, without a timer, for the grant."""
 
@@ -328,14 +327,14 @@ class Move:
     """With the last Move."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drop:
     """prefill -> kvproxy: end the transfer; answered by SourceReleased, also when unknown."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SourceReleased:
     """kvproxy -> prefill: no copy reads the transfer's source pages and none will (S6)."""
 

@@ -76,9 +76,14 @@ def _is_shared(kind: type) -> bool:
         known = _SHARED[kind] = (
             kind in (int, str, bytes, bool, float, tuple, frozenset, type(None), FunctionType)
             or issubclass(kind, Enum | int | str)
-            or (is_dataclass(kind) and kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+            or (is_dataclass(kind) and _is_value(kind.__dataclass_params__))  # type: ignore[attr-defined]
         )
     return known
+
+
+def _is_value(params: Any) -> bool:
+    """What is frozen, or is a `value` of core, is never changed."""
+    return bool(params.frozen or params.unsafe_hash)
 
 
 def _fields(kind: type, value: Any) -> tuple[str, ...]:
