@@ -43,6 +43,8 @@ class Case:
     """0: as many as there can be."""
     metered: bool = True
     """lb measures its streams, as it always does in the product."""
+    otlp_endpoint: str = ""
+    """Where lb sends spans."""
 
     @property
     def name(self) -> str:
@@ -88,6 +90,7 @@ async def run_case(case: Case) -> Outcome:
                 "DUPLET_LB_LISTEN": address,
                 "DUPLET_LOG_LEVEL": "warning",
                 "DUPLET_LB_QUEUE_LIMIT": str(case.streams),
+                "DUPLET_LB_OTLP_ENDPOINT": case.otlp_endpoint,
                 **({} if case.metered else {UNMETERED: "1"}),
             }
         )

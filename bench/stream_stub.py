@@ -2,9 +2,10 @@
 
 `python -m bench.stream_stub RUN_DIR STREAMS ROWS STEPS_PER_S COUNTERS`: prefill takes every prompt
 in silence; decode waits for STREAMS Admits and for a line on stdin, accepts them all, and sends
-ROWS rows of each, a row of every stream a step: at the pace given, or with 0 as fast as it may,
-which is no more than WINDOW_ROWS a stream beyond what the clients have read. COUNTERS is their
-file: one int64 a client process. A row begins with the ns at which its step was sent.
+ROWS rows of each, a row of every stream a step: at the pace given, or with 0 as fast as it may.
+No more than WINDOW_ROWS a stream leave beyond what the clients have read; COUNTERS is their file:
+one int64 a client process. With `-` for it, rows leave on time whoever reads. A row begins with
+the ns at which its step was sent.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ class StubPrefill(prefill_pb2_grpc.PrefillPeerServicer):
 class StubDecode(decode_pb2_grpc.DecodePeerServicer):
     """Makes rows out of nothing."""
 
-    def __init__(self, streams: int, rows: int, steps_per_s: float, counters: Path) -> None:
+    def __init__(self, streams: int, rows: int, steps_per_s: float, counters: Path | None) -> None:
         self._streams = streams
         self._rows = rows
         self._step_s = 1 / steps_per_s if steps_per_s else 0.0
-        self._read_rows = np.memmap(counters, dtype=np.int64, mode="r")
+        self._read_rows = np.memmap(counters, dtype=np.int64, mode="r") if counters else None
 
     async def Connect(  # type: ignore[override]
         self, request_iterator: AsyncIterator[Any], context: Any
@@ -123,6 +124,8 @@ class StubDecode(decode_pb2_grpc.DecodePeerServicer):
 
     async def _wait_readers(self, rows: int) -> None:
         """Wait until the clients have read so many rows."""
+        if self._read_rows is None:
+            return
         while True:
             if self._read_rows.sum() >= rows:
                 return
@@ -148,5 +151,6 @@ async def serve(run_dir: Path, decode: StubDecode) -> None:
 
 if __name__ == "__main__":
     folder, stream_count, row_count, pace, counter_file = sys.argv[1:]
-    stub = StubDecode(int(stream_count), int(row_count), float(pace), Path(counter_file))
+    counts = None if counter_file == "-" else Path(counter_file)
+    stub = StubDecode(int(stream_count), int(row_count), float(pace), counts)
     asyncio.run(serve(Path(folder), stub))
