@@ -26,9 +26,9 @@ _QUIET_DB: Final = -30.0
 """Against the loudest frame: what is quieter is not listened to."""
 _COMPARED: Final = 12
 """Of the cepstra: the first ones are the tract's shape, later ones follow the pitch."""
-_PITCH_SPREAD: Final = 0.08
+_PITCH_SPREAD: Final = 0.12
 """One unit of distance in ln f0: a speaker's median differs by about so much between sentences."""
-_SPECTRUM_SPREAD_DB: Final = 1.5
+_SPECTRUM_SPREAD_DB: Final = 0.8
 """One unit of distance of the spectra."""
 
 

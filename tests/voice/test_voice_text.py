@@ -1,0 +1,155 @@
+"""Text to phonemes: what is read out, what is left out and named, what is refused."""
+
+# ruff: noqa: RUF001 (phonemes look like letters)
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplet_core.errors import InvalidInput, Reason
+from duplet_voice.phonemes import MOST_CHARACTERS, PUNCTUATION, Speller, read_text
+from duplet_voice.pieces import MOST_PHONEMES, split_pieces
+
+SPELLER = Speller()
+
+
+def phonemes(text: str) -> str:
+    return " ".join(SPELLER.sentences(read_text(text)))
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("There are 12 of them.", "There are twelve of them."),
+        ("It costs $3.50.", "It costs three dollars and fifty cents."),
+        ("Dr. Smith is here.", "Doctor Smith is here."),
+        ("She ran 5 km.", "She ran five kilometers."),
+        ("They met at 7:05.", "They met at seven oh five."),
+        ("Cats & dogs.", "Cats and dogs."),
+        ("１２ ｃａｔｓ.", "twelve cats."),
+        ("𝐡𝐞𝐥𝐥𝐨", "hello."),
+        ("I saw ③ cats", "I saw three cats."),
+        ("wrapped\nlines", "wrapped lines."),
+        ("a\u200bb", "a b."),
+        ("ﬁne", "fine."),
+    ],
+)
+def test_it_is_read_as_a_reader_would(written: str, spoken: str) -> None:
+    assert phonemes(written) == phonemes(spoken)
+
+
+def test_an_unknown_word_is_spelled_by_its_letters() -> None:
+    assert set(phonemes("Brillgard.")) & set("bɹɪlɡɑd")
+
+
+def test_every_sentence_ends_with_punctuation() -> None:
+    assert list(SPELLER.sentences(read_text("Chapter one\n\nIt rained. Why?"))) == [
+        phonemes("Chapter one."),
+        phonemes("It rained."),
+        phonemes("Why?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "\n\n",
+        "...",
+        "?!",
+        "—",
+        "'",
+        "😀",
+        "👨‍👩‍👧",
+        "Привет",
+        "你好",
+        "مرحبا",
+        "\0\1",
+        "\ud800",
+        "٣",
+    ],
+)
+def test_what_has_no_word_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"text: .* has no word to speak") as caught:
+        read_text(text)
+    assert caught.value.reason is Reason.INVALID_REQUEST
+    assert len(caught.value.detail) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("hello 😀", "GRINNING FACE"),
+        ("hello мир", "CYRILLIC SMALL LETTER EM"),
+        ("hel\x07lo", "U+0007"),
+        ("hello\ud800", "U+D800"),
+    ],
+)
+def test_what_is_left_out_is_named(text: str, named: str) -> None:
+    reading = read_text(text)
+    assert named in reading.notice
+    assert phonemes(text)
+
+
+def test_many_that_are_left_out_are_counted() -> None:
+    notice = read_text("hello абвгдежз").notice
+    assert notice.endswith("and 4 more")
+
+
+def test_plain_text_needs_no_notice() -> None:
+    assert read_text("Naïve café: “yes” — 20 °C, ½ of it…\n\nZero-width\u200b joiner.").notice == ""
+
+
+def test_the_limit_is_named() -> None:
+    read_text("a" * MOST_CHARACTERS)
+    for length in (MOST_CHARACTERS + 1, 1 << 20):
+        with pytest.raises(InvalidInput, match=f"{length} characters are more than"):
+            read_text("a" * length)
+
+
+def test_markup_of_phonemes_is_text() -> None:
+    assert "ʒʒʒ" not in phonemes("say [x](/ʒʒʒ/) now")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_spoken_or_refused(text: str) -> None:
+    try:
+        reading = read_text(text)
+    except InvalidInput:
+        return
+    for piece in split_pieces(SPELLER.sentences(reading)):
+        assert 0 < len(piece) <= MOST_PHONEMES
+        assert not set(piece) <= PUNCTUATION
+
+
+NUMBERS = st.from_regex(r"\A[-+$£€#]?[0-9][0-9.,:/'-]{0,12}(st|th|km|%|°C|pm| |s|k|M)?\Z")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=4), st.sampled_from(["", " ", ", ", "-"]))
+def test_any_number_is_spoken(numbers: list[str], between: str) -> None:
+    assert phonemes(between.join(numbers))
+
+
+@pytest.mark.parametrize("text", ["9" * 500, "1," * 200, "x" * 500, "(" * 300 + "a", "Mr. " * 200])
+def test_endless_words_are_spoken_in_pieces(text: str) -> None:
+    pieces = list(split_pieces(SPELLER.sentences(read_text(text))))
+    assert pieces
+    assert max(map(len, pieces)) <= MOST_PHONEMES
+
+
+def test_nothing_heavy_is_loaded_before_the_first_text() -> None:
+    program = (
+        "import sys, duplet_voice.front_end, duplet_voice.speech\n"
+        "print([name for name in ('hibari', 'onnxruntime', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
