@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
+.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
 
 BIN := .venv/bin
 GPUS ?= 0,1
@@ -80,6 +80,14 @@ images:  ## the four container images; BUILD_FLAGS=… for docker build
 
 compose-test: $(STAMP)  ## a unit of containers, used and broken; COMPOSE='docker compose'
 	@$(BIN)/python -m tests.compose.run_compose
+
+canary: $(STAMP)  ## KV damaged on purpose must raise the alarm; then 200 pairs of unit and monolith
+	@code=0; $(BIN)/duplet canary --start --lengths short --pairs 16 --inject 2 || code=$$?; \
+	  [ $$code = 3 ] || { echo "damaged KV raised no alarm (exit code $$code)" >&2; exit 1; }
+	@$(BIN)/duplet canary --start --lengths short --pairs 200
+
+canary-long: $(STAMP)  ## the equivalence test by ear, other seeds on each side; PAIRS=n (1,200), LOG=file
+	@$(BIN)/duplet canary --start --other-seeds --pairs $(or $(PAIRS),1200) $(if $(LOG),--log $(LOG))
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

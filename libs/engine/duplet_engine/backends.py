@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from duplet_core.errors import InvalidInput, Reason
 from duplet_engine.checkpoint import Progress
 from duplet_engine.decode_loop import DecodeLoop, run_decode
 from duplet_engine.engine import Engine
@@ -49,6 +50,8 @@ def start_backend(config: EngineConfig, progress: Progress) -> tuple[AnyEngine, 
         engine = Engine(config, progress)
         warm_up(engine)
         return engine, _cpu_loop(engine)
+    if config.damage_pages:
+        raise InvalidInput(Reason.INVALID_REQUEST, "damage_pages: only a CPU's KV is damaged")
     # Kernels need Triton, which an installation for the CPU does not have.
     from duplet_engine.gpu_start import start_gpu
 

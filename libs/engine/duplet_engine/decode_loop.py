@@ -18,6 +18,7 @@ from duplet_core.engine import (
 )
 from duplet_core.errors import InvalidInput, require
 from duplet_engine.engine import Engine
+from duplet_engine.kv_damage import KvDamage
 from duplet_engine.link import Link
 from duplet_engine.sequences import check_pages
 from duplet_memory.digest import page_digest
@@ -52,6 +53,8 @@ class DecodeLoop:
         self._batch = engine.new_batch()
         self._open: dict[int, _Open] = {}
         self._steps = 0
+        damage = engine.config.damage_pages
+        self._damage = KvDamage(engine.pool, damage) if damage else None
 
     @property
     def busy(self) -> bool:
@@ -119,6 +122,8 @@ class DecodeLoop:
         self._open[seq].mismatch = detail
         if not detail:
             self._open[seq].verify = verify
+            if self._damage is not None:
+                self._damage.strike(verify.pages[: len(verify.digests)])
         self._link.send(Verified(seq, verify.transfer, ok=not detail, detail=detail))
 
     def _start(self, start: Start) -> None:

@@ -45,6 +45,9 @@ class DecodeSettings(EngineSettings):
     """Above this share of quarantined pages decode takes nothing new (S9)."""
     recheck_at_end: bool = False
     """Check the prompt's digests again when a stream ends (fault tests)."""
+    damage_pages: int = Field(default=0, ge=0, le=1024)
+    """Canary's drill only, on a CPU: so many pages of every prompt are overwritten with those of
+    the prompt before it. Listeners then hear the wrong thing."""
 
 
 class DecodePeer(decode_pb2_grpc.DecodePeerServicer):
@@ -113,6 +116,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
         threads=settings.threads,
         overlap=settings.overlap,
         recheck_at_end=settings.recheck_at_end,
+        damage_pages=settings.damage_pages,
     )
 
     def make_machine(ready: Ready) -> DecodeMachine:

@@ -1,0 +1,91 @@
+"""The log of a run: a first line with its plan, then a line a pair; a run goes on from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from duplet_canary.plan import Pair, Plan
+from duplet_core.errors import InvalidInput, Reason
+
+VERSION = 1
+
+
+class Journal:
+    """Writes pairs to a file as they come. Owned with its file by `open_journal`."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self._file = file
+
+    def add(self, pair: Pair) -> None:
+        """One line, with the system before the next pair: a killed run loses what it was at."""
+        self.write(pair.to_fields())
+
+    def write(self, fields: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+
+
+@contextmanager
+def open_journal(path: Path | None, plan: Plan) -> Iterator[tuple[Journal, list[Pair]]]:
+    """The journal of a run and the pairs that it holds already; no path: one that forgets.
+
+    A last line that a killed run left unfinished is cut off.
+
+    Raises:
+        InvalidInput: INVALID_REQUEST; the file is another plan's, damaged, or cannot be written.
+    """
+    if path is None:
+        yield Journal(None), []
+        return
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+    except OSError as error:
+        raise InvalidInput(Reason.INVALID_REQUEST, f"log: {error}") from error
+    with file:
+        pairs = _read(path, file, plan)
+        journal = Journal(file)
+        if pairs is None:
+            journal.write({"duplet_canary": VERSION, "plan": plan.to_fields()})
+        yield journal, pairs or []
+
+
+def _read(path: Path, file: BinaryIO, plan: Plan) -> list[Pair] | None:
+    """The pairs, with the file at its end; None where it was empty."""
+    data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    file.seek(len(whole))
+    file.truncate()
+    lines = whole.splitlines()
+    if not lines:
+        return None
+    _check_plan(path, lines[0], plan)
+    pairs: list[Pair] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            pairs.append(Pair.from_fields(json.loads(line)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise _wrong(f"{path}, line {number} is no pair: {error}") from error
+    return pairs
+
+
+def _check_plan(path: Path, line: bytes, plan: Plan) -> None:
+    try:
+        found = json.loads(line)
+        version, logged = found["duplet_canary"], Plan.from_fields(found["plan"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise _wrong(f"{path} is no log of the canary: {error}") from error
+    if version != VERSION:
+        raise _wrong(f"{path} has version {version}, not {VERSION}")
+    differences = logged.differences(plan)
+    if differences:
+        raise _wrong(f"{path} is of another run; it has {'; '.join(differences)}")
+
+
+def _wrong(detail: str) -> InvalidInput:
+    return InvalidInput(Reason.INVALID_REQUEST, f"log: {detail}")

@@ -1,0 +1,211 @@
+"""One run of the canary between two addresses, from the first question to the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from duplet_canary.ear import EarPool
+from duplet_canary.equivalence import MARGIN
+from duplet_canary.journal import open_journal
+from duplet_canary.plan import Jobs, Pair, Plan
+from duplet_canary.recognisers import RecogniserName, describe_recogniser
+from duplet_canary.speaker import GrpcSpeaker
+from duplet_canary.tally import Tally
+from duplet_canary.utterances import (
+    Length,
+    Utterance,
+    digest_of,
+    made_utterances,
+    read_utterances,
+)
+from duplet_canary.verdict import Judgement, judge
+from duplet_canary.watch import Sides, Watch, observe
+from duplet_client import AsyncClient
+from duplet_client.front_end import front_end
+from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_pages.spec import ModelSpec
+from duplet_runtime.metrics import Metrics
+
+HEARD_MODEL = "wren"
+"""The model whose rows can be made audible."""
+CPU_KV_HASH = "xxh3-128"
+"""Page digest of engines on a CPU, whose rows do not depend on company, chunks or process."""
+NAMED_VOICES = ("ada", "bo", "cleo", "dee")
+"""Of models that make a voice up from any name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked of a run."""
+
+    pairs: int = 0
+    """In all, with those of the log; 0: until stopped."""
+    minutes: float = 0.0
+    """Nothing new is sent after so long; 0: no limit."""
+    at_once: int = 8
+    """Pairs that are spoken at the same time."""
+    lengths: tuple[Length, ...] = tuple(Length)
+    texts: Path | None = None
+    """A file of utterances instead of made ones."""
+    voices: tuple[str, ...] = ()
+    """Empty: all."""
+    recogniser: RecogniserName = RecogniserName.PHONEMES
+    listeners: int = 1
+    """Processes that listen."""
+    other_seeds: bool = False
+    first_seed: int = 0
+    margin: float = MARGIN
+    log: Path | None = None
+    metrics_port: int = 0
+    timeout_s: float = 120.0
+    """Of one request."""
+    damaged_pages: int = 0
+    """What the unit was told to damage; the log must know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    tally: Tally
+    judgement: Judgement
+    rows_must_equal: bool
+    kv_checks: int
+    kv_mismatches: int
+    """Of the unit, since it started."""
+
+
+@dataclass(slots=True)
+class Canary:
+    """An open run. Owned by `open_canary`, with all that it uses."""
+
+    options: Options
+    watch: Watch
+    rows_must_equal: bool
+    unit: AsyncClient = field(repr=False)
+
+    async def run(self) -> Result:
+        """Send pairs until the options or `watch.stop` end it."""
+        loop, minutes = asyncio.get_running_loop(), self.options.minutes
+        timer = loop.call_later(60 * minutes, self.watch.stop) if minutes else None
+        try:
+            await self.watch.run(self.options.pairs, self.options.at_once)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        told = await self.unit.unit()
+        tally = self.watch.tally
+        judgement = judge(tally, self.options.margin, rows_must_equal=self.rows_must_equal)
+        return Result(tally, judgement, self.rows_must_equal, told.kv_checks, told.kv_mismatches)
+
+
+@asynccontextmanager
+async def open_canary(
+    options: Options,
+    monolith_address: str,
+    unit_address: str,
+    on_pair: Callable[[Watch, Pair], None],
+) -> AsyncIterator[Canary]:
+    """Ask both sides who they are, read the log, start the listeners.
+
+    `on_pair` is called after each new pair.
+
+    Raises:
+        GenerateError: a side does not answer.
+        InvalidInput: the sides, the options or the log do not fit together.
+        SettingsError: the metrics port is taken.
+    """
+    async with AsyncExitStack() as stack:
+        monolith = await stack.enter_async_context(AsyncClient(monolith_address))
+        unit = await stack.enter_async_context(AsyncClient(unit_address))
+        spec = _common_spec(await _known_spec(monolith), await _known_spec(unit))
+        made = front_end(spec)
+        if made is None:
+            raise _invalid(f"model: {spec.name} has no text front end; nothing can be said")
+        utterances = _utterances(options)
+        plan = _plan(options, spec, utterances)
+        ear = None
+        if options.recogniser is not RecogniserName.NONE:
+            pool = EarPool(options.recogniser, spec, options.listeners)
+            ear = await stack.enter_async_context(pool)
+        journal, done = stack.enter_context(open_journal(options.log, plan))
+        sides = Sides(
+            GrpcSpeaker(monolith, spec, options.timeout_s),
+            GrpcSpeaker(unit, spec, options.timeout_s),
+            made.rows,
+            ear,
+        )
+        rows_must_equal = not options.other_seeds and spec.kv_hash == CPU_KV_HASH
+        watch = Watch(
+            sides,
+            Jobs(plan, utterances),
+            journal,
+            done,
+            margin=options.margin,
+            rows_must_equal=rows_must_equal,
+            on_pair=lambda pair: on_pair(watch, pair),
+        )
+        metrics = Metrics("canary")
+        observe(watch, metrics)
+        metrics.serve(options.metrics_port)
+        stack.callback(metrics.close)
+        yield Canary(options, watch, rows_must_equal, unit)
+
+
+def _utterances(options: Options) -> tuple[Utterance, ...]:
+    if options.texts is not None:
+        return read_utterances(options.texts)
+    return made_utterances(options.lengths)
+
+
+def _plan(options: Options, spec: ModelSpec, utterances: tuple[Utterance, ...]) -> Plan:
+    heard = options.recogniser is not RecogniserName.NONE
+    if heard and spec.name != HEARD_MODEL:
+        raise _invalid(
+            f"recogniser: rows of {spec.name} cannot be made audible, only those of "
+            f"{HEARD_MODEL}; compare rows alone with '{RecogniserName.NONE}'"
+        )
+    known = _known_voices() if spec.name == HEARD_MODEL else ()
+    unknown = [voice for voice in options.voices if known and voice not in known]
+    if unknown:
+        raise _invalid(f"voices: no voice {unknown[0]!r}; there are {', '.join(known)}")
+    return Plan(
+        model=f"{spec.name} {spec.fingerprint}",
+        recogniser=describe_recogniser(options.recogniser),
+        texts=digest_of(utterances),
+        voices=options.voices or known or NAMED_VOICES,
+        first_seed=options.first_seed,
+        other_seeds=options.other_seeds,
+        damaged_pages=options.damaged_pages,
+    )
+
+
+def _known_voices() -> tuple[str, ...]:
+    # Reads files of the model; other models need none of it.
+    from duplet_voice.voices import load_voices
+
+    return tuple(load_voices().names)
+
+
+def _common_spec(monolith: ModelSpec, unit: ModelSpec) -> ModelSpec:
+    if monolith.fingerprint != unit.fingerprint:
+        raise _invalid(
+            f"model: the monolith has {monolith.name} {monolith.fingerprint}, the unit "
+            f"{unit.name} {unit.fingerprint}; two models cannot be compared"
+        )
+    return unit
+
+
+async def _known_spec(client: AsyncClient) -> ModelSpec:
+    spec = (await client.unit()).spec
+    if spec is None:
+        raise Unavailable(Reason.NOT_READY, "a side does not know its model yet")
+    return spec
+
+
+def _invalid(detail: str) -> InvalidInput:
+    return InvalidInput(Reason.INVALID_REQUEST, detail)
