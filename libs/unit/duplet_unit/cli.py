@@ -22,6 +22,7 @@ from duplet_unit.ask import (
     prompt_from_text,
     run_request,
 )
+from duplet_unit.canary_command import canary
 from duplet_unit.demo import run_demo
 from duplet_unit.doctor import doctor
 from duplet_unit.gpus import model_settings, parse_gpus
@@ -276,6 +277,7 @@ def demo(
         raise typer.Exit(FAILED)
 
 
+app.command()(canary)
 app.command()(doctor)
 app.command()(bench)
 app.command()(replay)
