@@ -11,12 +11,13 @@ from duplet_core.errors import InvariantError
 from duplet_engine import arithmetic
 from duplet_engine.arithmetic import (
     ROW_TILE,
+    Linear,
     apply_rope,
     check_row_independence,
-    linear,
     pad_rows,
     rms_norm,
     rope_tables,
+    spread_rope,
     swiglu,
 )
 from duplet_engine.tiny import TINY
@@ -32,31 +33,39 @@ def random_rows(rows: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_a_product_does_not_depend_on_the_rows_beside(n: int, k: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    x, weight = random_rows(512, k), random_rows(n, k)
-    whole = linear(x, weight)
+    x, linear = random_rows(512, k), Linear(random_rows(n, k))
+    whole = linear(x)
     for rows in [*range(ROW_TILE, 160, ROW_TILE), 256, 264, 384, 504]:
-        assert torch.equal(linear(x[:rows], weight), whole[:rows])
-        assert torch.equal(linear(x[-rows:], weight), whole[-rows:])
+        assert torch.equal(linear(x[:rows]), whole[:rows])
+        assert torch.equal(linear(x[-rows:]), whole[-rows:])
     for place in range(ROW_TILE):
         tile = torch.zeros(ROW_TILE, k)
         tile[place] = x[5]
-        assert torch.equal(linear(tile, weight)[place], whole[5])
+        assert torch.equal(linear(tile)[place], whole[5])
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 0.3)])
+def test_a_product_is_the_librarys(dtype: torch.dtype, atol: float) -> None:
+    x, weight, bias = (random_rows(*shape).to(dtype) for shape in ((16, 64), (96, 64), (1, 96)))
+    expected = torch.nn.functional.linear(x, weight, bias[0])
+    torch.testing.assert_close(Linear(weight, bias[0])(x), expected, rtol=0, atol=atol)
 
 
 def test_fewer_rows_than_a_tile_are_refused() -> None:
     assert [pad_rows(n) for n in (0, 1, 8, 9, 17)] == [8, 8, 8, 16, 24]
     with pytest.raises(InvariantError, match="4 rows"):
-        linear(torch.zeros(4, 64), torch.zeros(8, 64))
+        Linear(torch.zeros(8, 64))(torch.zeros(4, 64))
 
 
 def test_the_check_at_start_notices_dependence(monkeypatch: pytest.MonkeyPatch) -> None:
     check_row_independence({(128, 64)})
 
-    def sums_differ_by_height(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        y = torch.nn.functional.linear(x, weight)
-        return y * (1 + 1e-7) if len(x) < 32 else y
+    class SumsDifferByHeight(Linear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().__call__(x)
+            return y * (1 + 1e-7) if len(x) < 32 else y
 
-    monkeypatch.setattr(arithmetic, "linear", sums_differ_by_height)
+    monkeypatch.setattr(arithmetic, "Linear", SumsDifferByHeight)
     with pytest.raises(InvariantError, match="depends on the rows beside it"):
         check_row_independence({(128, 64)})
 
@@ -93,7 +102,7 @@ def test_rope_turns_adjacent_pairs_by_rounded_tables() -> None:
     assert torch.equal(cos.bfloat16().float(), cos)
     assert cos[0].eq(1).all() and sin[0].eq(0).all()
     x = random_rows(100 * 2, 16).view(100, 2, 16)
-    turned = apply_rope(x, cos, sin)
+    turned = apply_rope(x, *spread_rope(cos, sin))
     for position in (0, 1, 57, 99):
         for pair in range(8):
             c, s = cos[position, pair], sin[position, pair]

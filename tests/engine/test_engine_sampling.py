@@ -15,6 +15,7 @@ from duplet_engine.sampling import (
     as_int64,
     check_sampling,
     draw,
+    draw_entry,
     draw_token,
     gumbel_noise,
     pack_sampling,
@@ -110,6 +111,24 @@ def test_frequencies_follow_the_probabilities() -> None:
     drawn = draw(logits, one, one, torch.zeros(rows).long(), noise[:, 0])
     shares = (drawn.bincount(minlength=4) / rows).tolist()
     assert shares == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.01)
+
+
+def test_rows_without_a_choice_draw_as_the_others_do() -> None:
+    """From flat logits to those whose first entry fills top_p alone, and its border between."""
+    rng = np.random.default_rng(11)
+    rows, column = 600, 4
+    logits = torch.from_numpy(rng.standard_normal((rows, 64)).astype(np.float32))
+    logits *= torch.from_numpy(rng.choice([0.5, 2.0, 8.0, 16.0], (rows, 1)).astype(np.float32))
+    # Two entries that share all: the first has just about top_p.
+    logits[:50] = float("-inf")
+    logits[:50, 7], logits[:50, 9] = 0.0, math.log(1 / 0.9 - 1)
+    logits[:50, 9] += torch.linspace(-1e-5, 1e-5, 50)
+    draws = pack_sampling([replace(PLAIN, seed=i, top_p=0.9) for i in range(rows)], [5] * rows)
+    draws.temperature[::7] = 0.0
+    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column]), 64)[:, 0]
+    whole = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise)
+    assert torch.equal(draw_entry(logits, draws, column), whole)
+    assert (whole != logits.argmax(-1)).any()
 
 
 def test_draws_do_not_depend_on_the_batch() -> None:

@@ -4,9 +4,10 @@ That is the ground of "the same request gives the same rows in any company", bit
 breaks it on a CPU, and the rule against it here:
 
 - A matrix product's kernel, and with it the order of sums, follows from its number of rows:
-  some libraries switch below 4 rows, some differ between 8 and 256. Products are therefore
-  made of tiles of exactly `ROW_TILE` rows, the last one padded with anything, as one batched
-  product of equal parts. `check_row_independence` tries it at start.
+  some libraries switch below 4 rows, some differ between 8 and 256. oneDNN's, with weights that
+  are packed for it once, adds up in one order for any number of rows, and is twice as fast as a
+  product with weights as they are stored. `check_row_independence` tries it at start. Batched
+  small products have parts of equal shapes, whoever is in the batch.
 - `silu` and `sigmoid` compute the last few elements of an array by another formula than the
   vectorised rest. `swiglu` is made of `exp`, which does not, and of exact operations.
 - A sum over rows or over a dimension that grows with the batch or the context regroups.
@@ -27,8 +28,8 @@ from duplet_core.errors import InvariantError
 from duplet_engine.model_config import RopeScaling, TransformerConfig
 
 ROW_TILE = 8
-"""Every matrix product is made of tiles of so many rows."""
-_NAME = "cpu-blocks-1"
+"""Rows come in whole tiles, the last one padded with anything: then no array has an odd tail."""
+_NAME = "cpu-blocks-2"
 """Of how the CPU engine computes; changes with anything that changes KV."""
 
 
@@ -43,20 +44,38 @@ def pad_rows(count: int) -> int:
     return max(ROW_TILE, -(-count // ROW_TILE) * ROW_TILE)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x [m, k] @ weight [n, k].T + bias [n]`, m a multiple of ROW_TILE."""
-    if x.shape[0] % ROW_TILE:
-        raise InvariantError(f"linear over {x.shape[0]} rows, not whole tiles of {ROW_TILE}")
-    if x.dtype == torch.float32:
-        tiles = x.reshape(-1, ROW_TILE, x.shape[1])
-        product = torch.bmm(tiles, weight.t().expand(len(tiles), -1, -1)).flatten(0, 1)
-    else:
-        product = functional.linear(x, weight)
-    return product if bias is None else product + bias
+class Linear:
+    """`x [m, k] @ weight [n, k].T + bias [n]`.
+
+    Owns the weight in the order that the library multiplies fastest: a copy, in float32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.shape = (weight.shape[0], weight.shape[1])
+        self._packed = weight.dtype == torch.float32
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROW_TILE)
+            if self._packed
+            else weight
+        )
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x [m, k]`, contiguous, m a multiple of ROW_TILE -> [m, n]."""
+        if x.shape[0] % ROW_TILE:
+            raise InvariantError(f"linear over {x.shape[0]} rows, not whole tiles of {ROW_TILE}")
+        if self._packed:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight, None, "none", [], ""
+            )
+        else:
+            product = functional.linear(x, self._weight)
+        return product if self._bias is None else product + self._bias
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / rms(x) * weight` over the last dimension, in float32."""
+    """`x / rms(x) * weight` over the last dimension, in float32. `weight` has that dimension, or
+    one for each head before it."""
     x32 = x.float()
     mean_square = (x32 * x32).sum(-1, keepdim=True) / x.shape[-1]
     return (x32 * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
@@ -65,7 +84,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`."""
     gate32 = gate.float()
-    return (gate32 / (1.0 + torch.exp(-gate32)) * up.float()).to(gate.dtype)
+    return (gate32 / torch.neg(gate32).exp_().add_(1.0)).mul_(up).to(gate.dtype)
 
 
 def rope_tables(
@@ -91,13 +110,19 @@ def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return frequencies * kept + frequencies / scaling.factor * (1.0 - kept)
 
 
+def spread_rope(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """`rope_tables`' as `apply_rope` takes them, [positions, 1, head_dim]: a value for each of a
+    pair, the sine that the even one takes from the odd one with its sign."""
+    both = torch.stack((-sin, sin), dim=-1).flatten(-2)
+    return cos.repeat_interleave(2, dim=-1)[:, None], both[:, None]
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn adjacent pairs (2j, 2j + 1) of `x [m, heads, head_dim]` by `cos, sin [m, dim / 2]`."""
-    pairs = x.float().unflatten(-1, (-1, 2))
-    even, odd = pairs[..., 0], pairs[..., 1]
-    cos, sin = cos[:, None], sin[:, None]
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
-    return turned.to(x.dtype)
+    """Turn adjacent pairs (2j, 2j + 1) of `x [m, heads, head_dim]` by `cos, sin [m, 1, head_dim]`
+    of `spread_rope`."""
+    x32 = x.float()
+    swapped = x32.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return (x32 * cos + swapped * sin).to(x.dtype)
 
 
 def check_row_independence(shapes: set[tuple[int, int]]) -> None:
@@ -110,9 +135,10 @@ def check_row_independence(shapes: set[tuple[int, int]]) -> None:
     for n, k in sorted(shapes):
         weight = (torch.arange(n * k, dtype=torch.int32) % 251 - 125).float().view(n, k) / 97
         rows = (torch.arange(256 * k) % 241 - 120).float().view(256, k) / 89
-        whole = linear(rows, weight)
-        turned = linear(rows.roll(3, 0), weight).roll(-3, 0)
-        parts = [torch.cat([linear(part, weight) for part in rows.split(c)]) for c in (8, 64)]
+        linear = Linear(weight)
+        whole = linear(rows)
+        turned = linear(rows.roll(3, 0)).roll(-3, 0)
+        parts = [torch.cat([linear(part) for part in rows.split(c)]) for c in (8, 24, 64)]
         if not all(torch.equal(whole, other) for other in (turned, *parts)):
             raise InvariantError(
                 f"a row's product with a [{n}, {k}] weight depends on the rows beside it, on "

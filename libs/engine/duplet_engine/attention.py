@@ -101,9 +101,8 @@ class ChunkAttention:
         tables = torch.zeros(1, blocks * store.pages_per_block, dtype=torch.int64)
         used = min(-(-end // store.page_rows), pages.shape[0])
         tables[0, :used] = pages[:used]
-        self._tables = tables
         rows = torch.arange(blocks * store.block_rows).view(blocks, store.block_rows)
-        self._invalid = torch.arange(end, blocks * store.block_rows)
+        self._vectors = store.block_vectors(tables, rows >= end)
         self._tiles = []
         for first in range(0, count, QUERY_TILE):
             last_rows = (start_row + first + torch.arange(QUERY_TILE)).clamp_max(end - 1)
@@ -114,7 +113,7 @@ class ChunkAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         count = self._count
         self._store.write(layer, self._places, key[:count], value[:count])
-        keys, values = self._store.gather(layer, self._tables, self._invalid)
+        keys, values = self._store.gather(layer, self._vectors)
         outs = [
             attend(
                 query[None, first : first + QUERY_TILE], keys[:, :seen], values[:, :seen], masked
@@ -137,38 +136,31 @@ class StepAttention:
         page_of_row = tables.gather(1, (positions // store.page_rows)[:, None])[:, 0]
         self._places = store.row_places(page_of_row, positions)[:count]
         blocks = store.blocks_for(int(positions.max()) + 1)
-        self._tables = tables[:, : blocks * store.pages_per_block]
         rows = torch.arange(blocks * store.block_rows).view(1, blocks, store.block_rows)
         invalid = rows > positions[:, None, None]
-        self._invalid = invalid.reshape(-1).nonzero()[:, 0]
+        self._vectors = store.block_vectors(tables[:, : blocks * store.pages_per_block], invalid)
         self._masked = invalid[:, :, None, None, None, :]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         count = self._count
         self._store.write(layer, self._places, key[:count], value[:count])
-        keys, values = self._store.gather(layer, self._tables, self._invalid)
+        keys, values = self._store.gather(layer, self._vectors)
         return attend(query[:, None], keys, values, self._masked)[:, 0]
 
 
 class RowAttention:
     """The codebook transformer's own short memory: the positions of one output row.
 
+    All of a batch are at the same position, so nothing is padded or cut into blocks: each
+    product has the same shape in any company. Computed in float32.
+
     Owns its cache, which lives for one row of a batch.
     """
 
-    def __init__(
-        self,
-        layers: int,
-        batch: int,
-        positions: int,
-        kv_heads: int,
-        dim: int,
-        dtype: torch.dtype,
-    ) -> None:
-        slots = pad_rows(positions)
-        self._keys = torch.zeros(layers, batch, 1, kv_heads, slots, dim, dtype=dtype)
-        self._values = torch.zeros_like(self._keys)
-        self._slot = torch.arange(slots)
+    def __init__(self, layers: int, batch: int, positions: int, kv_heads: int, dim: int) -> None:
+        self._batch = batch
+        self._keys = torch.empty(layers, batch * kv_heads, positions, dim)
+        self._values = torch.empty_like(self._keys)
         self._first = 0
 
     def advance(self, first: int) -> None:
@@ -176,12 +168,19 @@ class RowAttention:
         self._first = first
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        batch = self._keys.shape[1]
-        t = query.shape[0] // batch
-        span = slice(self._first, self._first + t)
-        self._keys[layer, :, 0, :, span] = key.view(batch, t, *key.shape[1:]).transpose(1, 2)
-        self._values[layer, :, 0, :, span] = value.view(batch, t, *value.shape[1:]).transpose(1, 2)
-        masked = self._slot[None, :] > torch.arange(self._first, self._first + t)[:, None]
-        query = query.view(batch, t, *query.shape[1:])
-        out = attend(query, self._keys[layer], self._values[layer], masked[:, None, :])
-        return out.view(batch * t, -1)
+        batch, (rows, kv_heads, dim) = self._batch, key.shape
+        t, group = rows // batch, query.shape[1] // kv_heads
+        end = self._first + t
+        for cache, new in ((self._keys, key), (self._values, value)):
+            cache[layer, :, self._first : end].view(batch, kv_heads, t, dim).copy_(
+                new.view(batch, t, kv_heads, dim).transpose(1, 2)
+            )
+        query32 = (query.float() * dim**-0.5).view(batch, t, kv_heads, group, dim)
+        query32 = query32.transpose(1, 2).reshape(-1, t * group, dim)
+        scores = torch.bmm(query32, self._keys[layer, :, :end].transpose(1, 2))
+        by_position = scores.view(-1, t, group, end)
+        for later in range(t - 1):
+            by_position[:, later, :, self._first + later + 1 :] = float("-inf")
+        out = torch.bmm(torch.softmax(scores, -1), self._values[layer, :, :end])
+        out = out.view(batch, kv_heads, t, group, dim).transpose(1, 2)
+        return out.reshape(rows, -1).to(query.dtype)

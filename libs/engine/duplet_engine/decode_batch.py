@@ -53,7 +53,8 @@ class DecodeBatch:
         self._rows = torch.zeros(slots + 1, config.columns, dtype=torch.int64)
         self._positions = torch.zeros(slots + 1, dtype=torch.int64)
         self._seeds = torch.zeros(slots + 1, dtype=torch.int64)
-        self._temperature = torch.ones(slots + 1, dtype=torch.float64)
+        # The spare slot takes the most probable, which costs least.
+        self._temperature = torch.zeros(slots + 1, dtype=torch.float64)
         self._top_p = torch.ones(slots + 1, dtype=torch.float64)
         self._top_k = torch.zeros(slots + 1, dtype=torch.int64)
         self._window = torch.zeros(slots + 1, dtype=torch.int64)

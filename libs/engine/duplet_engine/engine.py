@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -126,7 +127,9 @@ class Engine:
 
     def _draw_first(self, hidden: Tensor, sampling: Sampling, position: int) -> Tensor:
         tile = pad_rows(1)
-        draws = pack_sampling([sampling] * tile, [position] * tile)
+        # The rows that pad the tile take the most probable, which costs least.
+        padding = [replace(sampling, temperature=0.0)] * (tile - 1)
+        draws = pack_sampling([sampling, *padding], [position] * tile)
         recent = torch.full((tile, LONGEST_WINDOW), -1)
         rows, _ = self.model.draw_rows(hidden.expand(tile, -1).contiguous(), draws, recent)
         return rows[0]

@@ -27,10 +27,9 @@ class KvStore:
         self._page_stride, self._layer_stride, self._kv_stride = d.slab_strides
         # NumPy has no bfloat16: the pool's array is its bit patterns.
         flat = torch.from_numpy(pool.array).view(DTYPES[d.dtype]).view(-1)
-        self._slabs = flat.view(-1, d.page_rows * d.kv_heads * d.head_dim)
         self._rows = flat.view(-1, d.kv_heads, d.head_dim)
-        self._row_shape = (d.kv_heads, d.head_dim)
-        self._row_items = d.kv_heads * d.head_dim
+        self._vectors = flat.view(-1, d.head_dim)
+        self._heads = torch.arange(d.kv_heads)[:, None]
 
     def blocks_for(self, rows: int) -> int:
         """Blocks that cover rows [0, rows)."""
@@ -51,27 +50,39 @@ class KvStore:
         self._rows.index_copy_(0, key_places, key)
         self._rows.index_copy_(0, key_places + self._kv_stride * self.page_rows, value)
 
-    def gather(self, layer: int, tables: Tensor, invalid: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy whole blocks of keys and values out of the pool.
+    def block_vectors(self, tables: Tensor, invalid: Tensor) -> Tensor:
+        """Where the vectors of whole blocks lie in layer 0's keys, for `gather`.
+
+        Args:
+            tables: int64 [n, blocks * pages_per_block], pages of n sequences in row order;
+                entries past a sequence's last page may name any page.
+            invalid: bool, broadcastable to [n, blocks, block_rows], rows that hold nothing of
+                their sequence. Its first row stands in for them: a weight of zero would not
+                neutralise a NaN that another sequence has left there.
+
+        Returns:
+            int64 [n, blocks, kv_heads, block_rows]
+        """
+        first_rows = tables * (self._page_stride * self.page_rows)
+        rows = first_rows[:, :, None] + torch.arange(self.page_rows)
+        rows = rows.view(tables.shape[0], -1, self.block_rows)
+        rows = torch.where(invalid, rows[:, :1, :1], rows)
+        return rows[:, :, None] * self._heads.shape[0] + self._heads
+
+    def gather(self, layer: int, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy blocks of keys and values out of the pool.
 
         Args:
             layer: the layer.
-            tables: int64 [n, blocks * pages_per_block], pages of n sequences in row order;
-                entries past a sequence's last page may name any page.
-            invalid: int64, rows that hold nothing of their sequence, counted over all n
-                sequences' blocks. Their values come back as zeros: a weight of zero would
-                not neutralise a NaN that another sequence has left there.
+            vectors: of `block_vectors`, contiguous.
 
         Returns:
             keys and values, [n, blocks, kv_heads, block_rows, head_dim] each, of the pool's
             dtype.
         """
-        key_slabs = tables.reshape(-1) * self._page_stride + layer * self._layer_stride
-        keys = self._slabs.index_select(0, key_slabs)
-        values = self._slabs.index_select(0, key_slabs + self._kv_stride)
-        values.view(-1, self._row_items).index_fill_(0, invalid, 0.0)
-        return self._by_head(keys, tables.shape[0]), self._by_head(values, tables.shape[0])
-
-    def _by_head(self, slabs: Tensor, sequences: int) -> Tensor:
-        rows = slabs.view(sequences, -1, self.block_rows, *self._row_shape)
-        return rows.transpose(2, 3).contiguous()
+        slab_vectors = self.page_rows * self._heads.shape[0]
+        shape = (*vectors.shape, self._vectors.shape[1])
+        places = vectors.reshape(-1) + layer * self._layer_stride * slab_vectors
+        keys = self._vectors.index_select(0, places)
+        values = self._vectors.index_select(0, places + self._kv_stride * slab_vectors)
+        return keys.view(shape), values.view(shape)

@@ -6,54 +6,63 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from duplet_engine.arithmetic import apply_rope, linear, rms_norm, rope_tables, swiglu
+from duplet_engine.arithmetic import (
+    Linear,
+    apply_rope,
+    rms_norm,
+    rope_tables,
+    spread_rope,
+    swiglu,
+)
 from duplet_engine.attention import Attention, RowAttention
 from duplet_engine.model_config import ModelConfig, TransformerConfig
-from duplet_engine.sampling import Draws, draw, draw_token, gumbel_noise, pad_entries
+from duplet_engine.sampling import Draws, draw_entry, draw_token, gumbel_noise, pad_entries
 
 
 class Block:
-    """Attention and MLP, each behind a norm and added to the stream.
-
-    Borrows its weights from the state dict that it was made from.
-    """
+    """Attention and MLP, each behind a norm and added to the stream."""
 
     def __init__(
         self, config: TransformerConfig, weights: Mapping[str, Tensor], prefix: str
     ) -> None:
-        self._config = config
+        c = self._config = config
+        attention, ffn = f"{prefix}.attention", f"{prefix}.feed_forward"
         self._attention_norm = weights[f"{prefix}.attention_norm.weight"]
-        self._wqkv = weights[f"{prefix}.attention.wqkv.weight"]
-        self._wo = weights[f"{prefix}.attention.wo.weight"]
-        self._qkv_bias = weights[f"{prefix}.attention.wqkv.bias"] if config.qkv_bias else None
-        self._out_bias = weights[f"{prefix}.attention.wo.bias"] if config.out_bias else None
-        if config.qk_norm:
-            self._q_norm = weights[f"{prefix}.attention.q_norm.weight"]
-            self._k_norm = weights[f"{prefix}.attention.k_norm.weight"]
+        self._wqkv = Linear(
+            weights[f"{attention}.wqkv.weight"],
+            weights[f"{attention}.wqkv.bias"] if c.qkv_bias else None,
+        )
+        self._wo = Linear(
+            weights[f"{attention}.wo.weight"],
+            weights[f"{attention}.wo.bias"] if c.out_bias else None,
+        )
+        if c.qk_norm:
+            q_norm, k_norm = (weights[f"{attention}.{n}_norm.weight"] for n in "qk")
+            self._qk_norm = torch.stack([q_norm] * c.heads + [k_norm] * c.kv_heads)
         self._ffn_norm = weights[f"{prefix}.ffn_norm.weight"]
-        self._w1 = weights[f"{prefix}.feed_forward.w1.weight"]
-        self._w3 = weights[f"{prefix}.feed_forward.w3.weight"]
-        self._w2 = weights[f"{prefix}.feed_forward.w2.weight"]
+        # Gate and up in one product.
+        self._w13 = Linear(torch.cat([weights[f"{ffn}.w1.weight"], weights[f"{ffn}.w3.weight"]]))
+        self._w2 = Linear(weights[f"{ffn}.w2.weight"])
 
     @property
-    def product_weights(self) -> list[Tensor]:
-        """The weights that products are made with; lent."""
-        return [self._wqkv, self._wo, self._w1, self._w3, self._w2]
+    def products(self) -> list[Linear]:
+        return [self._wqkv, self._wo, self._w13, self._w2]
 
     def forward(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attention) -> Tensor:
-        """`x [m, width]` -> [m, width]; `cos, sin [m, head_dim / 2]` of the rows' positions."""
+        """`x [m, width]` -> [m, width]; `cos, sin [m, 1, head_dim]` of `spread_rope`, at the
+        rows' positions."""
         c = self._config
-        qkv = linear(rms_norm(x, self._attention_norm, c.norm_eps), self._wqkv, self._qkv_bias)
+        qkv = self._wqkv(rms_norm(x, self._attention_norm, c.norm_eps))
         qkv = qkv.view(x.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
-        query, key, value = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+        query_key, value = qkv.split([c.heads + c.kv_heads, c.kv_heads], dim=1)
         if c.qk_norm:
-            query = rms_norm(query, self._q_norm, c.norm_eps)
-            key = rms_norm(key, self._k_norm, c.norm_eps)
-        query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
-        x = x + linear(attend(layer, query, key, value), self._wo, self._out_bias)
-        hidden = rms_norm(x, self._ffn_norm, c.norm_eps)
-        return x + linear(swiglu(linear(hidden, self._w1), linear(hidden, self._w3)), self._w2)
+            query_key = rms_norm(query_key, self._qk_norm, c.norm_eps)
+        query_key = apply_rope(query_key, cos, sin)
+        x = x + self._wo(attend(layer, query_key[:, : c.heads], query_key[:, c.heads :], value))
+        gate, up = self._w13(rms_norm(x, self._ffn_norm, c.norm_eps)).chunk(2, dim=-1)
+        return x + self._w2(swiglu(gate, up))
 
 
 class Transformer:
@@ -71,12 +80,11 @@ class Transformer:
             Block(config, weights, f"{prefix}.layers.{layer}") for layer in range(config.layers)
         ]
         self._norm = weights[f"{prefix}.norm.weight"]
-        self._cos, self._sin = rope_tables(config, positions, self._norm.dtype)
+        self._cos, self._sin = spread_rope(*rope_tables(config, positions, self._norm.dtype))
 
     @property
-    def product_weights(self) -> list[Tensor]:
-        """The weights that products are made with; lent."""
-        return [weight for block in self._blocks for weight in block.product_weights]
+    def products(self) -> list[Linear]:
+        return [product for block in self._blocks for product in block.products]
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """`x [m, width]` at `positions int64 [m]` -> [m, width] before the final norm."""
@@ -91,7 +99,8 @@ class Transformer:
 
 
 class DualAr:
-    """Backbone, head and codebook transformer of one model. Owns its weights."""
+    """Backbone, head and codebook transformer of one model. Owns what its products need of the
+    weights, and shares the rest."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -103,7 +112,7 @@ class DualAr:
         head = "embeddings" if config.tied_head else "output"
         table = weights[f"text_model.model.{head}.weight"]
         # Without codebooks every id is drawable, in order: the table itself, which is large.
-        self._head = _pad_head(table[list(config.drawable_ids)] if config.codebooks else table)
+        self._head = _head(table[list(config.drawable_ids)] if config.codebooks else table)
         self._stop_index = config.drawable_ids.index(config.stop_id)
         small = config.codebook_transformer
         if small is not None:
@@ -111,22 +120,24 @@ class DualAr:
             self._code_offsets = torch.arange(config.codebooks) * config.codebook_entries
             self._small_embeddings = weights["audio_decoder.embeddings.weight"]
             self._small = Transformer(small, weights, "audio_decoder", config.codebooks)
-            self._project = weights.get("audio_decoder.project_in.weight")
-            self._project_bias = weights.get("audio_decoder.project_in.bias")
+            self._project: Linear | None = None
+            if config.projects_hidden:
+                project = "audio_decoder.project_in"
+                self._project = Linear(weights[f"{project}.weight"], weights[f"{project}.bias"])
             output = weights["audio_decoder.output.weight"]
-            self._small_heads = [_pad_head(output[:size]) for size in config.codebook_sizes]
+            # The first codebook's entries are drawn as tokens.
+            heads = {size: _head(output[:size]) for size in config.codebook_sizes[1:]}
+            self._small_heads = [heads[size] for size in config.codebook_sizes[1:]]
 
     @property
     def product_shapes(self) -> set[tuple[int, int]]:
         """`[n, k]` of every weight that a product is made with."""
-        stacks, heads = [self._backbone], [self._head]
+        products = [self._head, *self._backbone.products]
         if self.config.codebook_transformer is not None:
-            stacks.append(self._small)
-            heads += self._small_heads
+            products += [*self._small.products, *self._small_heads]
             if self._project is not None:
-                heads.append(self._project)
-        products = heads + [weight for stack in stacks for weight in stack.product_weights]
-        return {(weight.shape[0], weight.shape[1]) for weight in products}
+                products.append(self._project)
+        return {product.shape for product in products}
 
     def embed(self, rows: Tensor) -> Tensor:
         """`rows int64 [m, columns]` -> [m, width]."""
@@ -153,7 +164,7 @@ class DualAr:
     def token_logits(self, hidden: Tensor) -> Tensor:
         """`hidden [m, width]` of `forward` -> float32 [m, entries] over the drawable ids, -inf
         where padded."""
-        logits = linear(self._backbone.norm(hidden), self._head).float()
+        logits = self._head(self._backbone.norm(hidden)).float()
         logits[:, self._ids.shape[0] :] = float("-inf")
         return logits
 
@@ -171,10 +182,11 @@ class DualAr:
         """
         c = self.config
         entries = self._head.shape[0]
-        redraw_column = c.columns
-        noise = gumbel_noise(draws.seed, draws.position, torch.tensor([0, redraw_column]), entries)
+        # Noise for a second draw, where one may come.
+        columns = torch.tensor([0, c.columns] if draws.window.any() else [0])
+        noise = gumbel_noise(draws.seed, draws.position, columns, entries)
         index = draw_token(
-            self.token_logits(hidden), draws, recent, self._stop_index, noise[:, 0], noise[:, 1]
+            self.token_logits(hidden), draws, recent, self._stop_index, noise[:, 0], noise[:, -1]
         )
         tokens = self._ids[index]
         if not c.codebooks:
@@ -193,12 +205,8 @@ class DualAr:
         if c.hidden_after_norm:
             hidden = self._backbone.norm(hidden)
         if self._project is not None:
-            hidden = linear(hidden, self._project, self._project_bias)
-        attend = RowAttention(
-            small.layers, m, c.codebooks, small.kv_heads, small.head_dim, hidden.dtype
-        )
-        widest = max((head.shape[0] for head in self._small_heads[1:]), default=0)
-        noise = gumbel_noise(draws.seed, draws.position, torch.arange(2, c.columns), widest)
+            hidden = self._project(hidden)
+        attend = RowAttention(small.layers, m, c.codebooks, small.kv_heads, small.head_dim)
         codes = [first_code.clamp(0, c.codebook_entries - 1)]
         for book in range(1, c.codebooks):
             x = self._small_embeddings[codes[-1]]
@@ -213,25 +221,13 @@ class DualAr:
             out = self._small.forward(x, positions, attend)
             if book == 1:
                 out = out.view(m, 2, -1)[:, 1].contiguous()
-            logits = linear(self._small.norm(out), self._small_heads[book]).float()
+            logits = self._small_heads[book - 1](self._small.norm(out)).float()
             logits[:, c.codebook_sizes[book] :] = float("-inf")
-            entries = logits.shape[1]
-            codes.append(
-                draw(
-                    logits,
-                    draws.temperature,
-                    draws.top_p,
-                    draws.top_k,
-                    noise[:, book - 1, :entries],
-                )
-            )
+            codes.append(draw_entry(logits, draws, book + 1))
         return torch.stack(codes, dim=1)
 
 
-def _pad_head(weight: Tensor) -> Tensor:
-    """An output weight with zero rows up to whole entry tiles; a copy where it needs some."""
-    if weight.shape[0] == pad_entries(weight.shape[0]):
-        return weight
-    padded = weight.new_zeros(pad_entries(weight.shape[0]), weight.shape[1])
-    padded[: weight.shape[0]] = weight
-    return padded
+def _head(weight: Tensor) -> Linear:
+    """The product with an output weight, which gets zero rows up to whole entry tiles."""
+    missing = pad_entries(weight.shape[0]) - weight.shape[0]
+    return Linear(functional.pad(weight, (0, 0, 0, missing)) if missing else weight)

@@ -144,6 +144,31 @@ def draw(
     return order.gather(1, best[:, None])[:, 0]
 
 
+def draw_entry(logits: Tensor, draws: Draws, column: int) -> Tensor:
+    """As `draw`, with the noise of a row's `column`, which is made only for rows that have a
+    choice: a codebook's most probable entry often fills `top_p` alone."""
+    drawn = logits.argmax(-1)
+    open_rows = _has_choice(logits, draws).nonzero()[:, 0]
+    if len(open_rows):
+        seed, position = draws.seed[open_rows], draws.position[open_rows]
+        noise = gumbel_noise(seed, position, torch.tensor([column]), logits.shape[1])
+        drawn[open_rows] = draw(
+            logits[open_rows],
+            draws.temperature[open_rows],
+            draws.top_p[open_rows],
+            draws.top_k[open_rows],
+            noise[:, 0],
+        )
+    return drawn
+
+
+def _has_choice(logits: Tensor, draws: Draws) -> Tensor:
+    """bool [m], False only where `draw` keeps nothing but the most probable entry. The margin is
+    far beyond what sums in another order differ by."""
+    total = torch.exp(logits - logits.amax(-1, keepdim=True)).sum(-1).double()
+    return (draws.temperature > 0) & (total * draws.top_p > 1.0 - 1e-3)
+
+
 def draw_token(
     logits: Tensor, draws: Draws, recent: Tensor, stop_index: int, noise: Tensor, redraw: Tensor
 ) -> Tensor:
