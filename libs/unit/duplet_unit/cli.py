@@ -27,6 +27,7 @@ from duplet_unit.demo import run_demo
 from duplet_unit.doctor import doctor
 from duplet_unit.gpus import model_settings, parse_gpus
 from duplet_unit.load_commands import bench, replay, trace_app
+from duplet_unit.say_command import say_command
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
 from duplet_unit.terminal import FAILED, run, shown, told
 from duplet_unit.unit import (
@@ -278,6 +279,7 @@ def demo(
 
 
 app.command()(canary)
+app.command("say")(say_command)
 app.command()(doctor)
 app.command()(bench)
 app.command()(replay)

@@ -1,0 +1,141 @@
+"""Where speech goes: a WAV file, raw samples on stdout, a player."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import wave
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_voice.features import SAMPLE_RATE
+from duplet_voice.vocoder import Samples, pcm16
+
+Write = Callable[[Samples], Awaitable[None]]
+
+RAW_FORMAT: Final = f"16-bit little-endian, mono, {SAMPLE_RATE} Hz"
+
+PLAYERS: Final = (
+    ("pw-cat", "--playback", "--raw", "--format=s16", f"--rate={SAMPLE_RATE}", "--channels=1", "-"),
+    ("paplay", "--raw", "--format=s16le", f"--rate={SAMPLE_RATE}", "--channels=1"),
+    ("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-r", str(SAMPLE_RATE), "-c", "1"),
+    ("play", "-q", "-t", "raw", "-e", "signed", "-b", "16", "-r", str(SAMPLE_RATE), "-c", "1", "-"),
+)
+"""Of PipeWire, PulseAudio, ALSA and SoX, the first that is installed; all read raw stdin."""
+_PLAYER_END_S: Final = 5.0
+"""After its stdin has ended and its last samples have been played."""
+
+
+@contextlib.asynccontextmanager
+async def wav_file(path: Path) -> AsyncIterator[Write]:
+    """Writes a WAV file; its header is right at the end, also when something failed between.
+
+    Raises:
+        InvalidInput: INVALID_REQUEST; the file cannot be written.
+    """
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise InvalidInput(Reason.INVALID_REQUEST, f"out: {path}: {error.strerror}") from error
+    with file, wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(SAMPLE_RATE)
+
+        async def write(samples: Samples) -> None:
+            writer.writeframes(pcm16(samples).tobytes())
+
+        yield write
+
+
+@contextlib.asynccontextmanager
+async def raw_stream(file: IO[bytes] | None = None) -> AsyncIterator[Write]:
+    """Writes raw samples, RAW_FORMAT, to a file that stays the caller's; without one, stdout.
+
+    Raises:
+        Unavailable: CANCELLED; whoever read it has left.
+    """
+    out = file if file is not None else sys.stdout.buffer
+
+    def put(data: bytes) -> None:
+        out.write(data)
+        out.flush()
+
+    async def write(samples: Samples) -> None:
+        try:
+            # A pipe's reader may take its time, and the unit's rows must be read meanwhile.
+            await asyncio.to_thread(put, pcm16(samples).tobytes())
+        except BrokenPipeError as error:
+            raise Unavailable(Reason.CANCELLED, "whoever read the samples has left") from error
+
+    yield write
+
+
+def find_player(players: Sequence[tuple[str, ...]] = PLAYERS) -> tuple[str, ...]:
+    """Command line of the first player that is installed.
+
+    Raises:
+        InvalidInput: INVALID_REQUEST; there is none.
+    """
+    for command in players:
+        if shutil.which(command[0]):
+            return command
+    names = ", ".join(command[0] for command in players)
+    raise InvalidInput(
+        Reason.INVALID_REQUEST,
+        f"play: no player is installed here (one of {names}); -o FILE writes a WAV file instead",
+    )
+
+
+@contextlib.asynccontextmanager
+async def player(command: Sequence[str]) -> AsyncIterator[Write]:
+    """Plays through a process that it owns: at the end it is waited for, on an error killed.
+
+    Raises:
+        Unavailable: ENGINE_FAILED; the player failed. The detail has its last words.
+    """
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stderr=PIPE)
+    assert process.stdin is not None and process.stderr is not None
+    stdin = process.stdin
+    # Read all along, or a player that complains much would wait for us.
+    words = asyncio.create_task(process.stderr.read())
+    played_s = 0.0
+
+    async def write(samples: Samples) -> None:
+        nonlocal played_s
+        played_s += len(samples) / SAMPLE_RATE
+        stdin.write(pcm16(samples).tobytes())
+        try:
+            await stdin.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise await _failure(command[0], process, words) from error
+
+    try:
+        yield write
+        stdin.close()
+        # No longer than if it had played nothing yet.
+        async with asyncio.timeout(played_s + _PLAYER_END_S):
+            if await process.wait():
+                raise await _failure(command[0], process, words)
+    except TimeoutError as error:
+        raise Unavailable(Reason.ENGINE_FAILED, f"player {command[0]} does not end") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        words.cancel()
+        await asyncio.wait([words])
+
+
+async def _failure(name: str, process: Process, words: asyncio.Task[bytes]) -> Unavailable:
+    await process.wait()
+    said = (await words).decode(errors="replace").strip().splitlines()
+    return Unavailable(
+        Reason.ENGINE_FAILED,
+        f"player {name} ended with {process.returncode}: {said[-1] if said else 'it said nothing'}",
+    )
