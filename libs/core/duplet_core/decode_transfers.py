@@ -247,63 +247,8 @@ class Transfers:
         del self.by_seq[t.seq]
         self._forget(t)
 
-    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
-        State.GRANTED: {
-            Input.STARTED: _arm,
-            Input.LANDED: _land,
-            Input.FAILED: _fail_free,
-            Input.BROKEN: _fail_quarantine,
-            Input.ACK: _ignore,  # nothing was aborted: not an answer to anything of ours
-            Input.WRITER_LOST: _fail_quarantine,
-            Input.WRITER_DIED: _fail_free,
-            Input.END: _end_quarantine,
-            Input.DEADLINE: _deadline_quarantine,
-            **dict.fromkeys(ENGINE_INPUTS, _impossible),
-        },
-        State.VERIFYING: {
-            # The grant is consumed: nothing the writer says or suffers matters any more.
-            **dict.fromkeys(WRITER_INPUTS, _ignore),
-            Input.END: _stop,
-            Input.DEADLINE: _impossible,
-            Input.VERIFIED: _start,
-            Input.MISMATCH: _mismatch,
-            Input.ENGINE_END: _impossible,
-            Input.ENGINE_FAILED: _engine_failed,
-            Input.STOPPED: _impossible,
-        },
-        State.RUNNING: {
-            **dict.fromkeys(WRITER_INPUTS, _ignore),
-            Input.END: _stop,
-            Input.DEADLINE: _impossible,
-            Input.VERIFIED: _impossible,
-            Input.MISMATCH: _impossible,
-            Input.ENGINE_END: _finish,
-            Input.ENGINE_FAILED: _engine_failed,
-            Input.STOPPED: _impossible,
-        },
-        State.STOPPING: {
-            **dict.fromkeys(WRITER_INPUTS, _ignore),
-            Input.END: _ignore,
-            Input.DEADLINE: _impossible,
-            Input.VERIFIED: _checked_late,
-            Input.MISMATCH: _checked_late,
-            Input.ENGINE_END: _ignore,  # crossed our Stop
-            Input.ENGINE_FAILED: _ignore,
-            Input.STOPPED: _let_go,
-        },
-        State.QUARANTINED: {
-            Input.STARTED: _ignore,
-            Input.LANDED: _prove,
-            Input.FAILED: _prove,
-            Input.BROKEN: _ignore,
-            Input.ACK: _prove,
-            Input.WRITER_LOST: _ignore,
-            Input.WRITER_DIED: _prove,
-            Input.END: _ignore,
-            Input.DEADLINE: _impossible,
-            **dict.fromkeys(ENGINE_INPUTS, _impossible),
-        },
-    }
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]]
+    """What an input does to a transfer in a state; below the class."""
 
     # --- what transitions are made of ---------------------------------------------
 
@@ -344,3 +289,62 @@ class Transfers:
     def _fail(self, t: Transfer, reason: Reason, detail: str) -> None:
         self._out.emit(Log("failed", t.key.request_id, t.transfer, f"{reason}: {detail}"))
         self._tell(t, Failed(t.key.request_id, t.transfer, reason, detail))
+
+
+Transfers.TABLE = {
+    State.GRANTED: {
+        Input.STARTED: Transfers._arm,
+        Input.LANDED: Transfers._land,
+        Input.FAILED: Transfers._fail_free,
+        Input.BROKEN: Transfers._fail_quarantine,
+        Input.ACK: Transfers._ignore,  # nothing was aborted: not an answer to anything of ours
+        Input.WRITER_LOST: Transfers._fail_quarantine,
+        Input.WRITER_DIED: Transfers._fail_free,
+        Input.END: Transfers._end_quarantine,
+        Input.DEADLINE: Transfers._deadline_quarantine,
+        **dict.fromkeys(ENGINE_INPUTS, Transfers._impossible),
+    },
+    State.VERIFYING: {
+        # The grant is consumed: nothing the writer says or suffers matters any more.
+        **dict.fromkeys(WRITER_INPUTS, Transfers._ignore),
+        Input.END: Transfers._stop,
+        Input.DEADLINE: Transfers._impossible,
+        Input.VERIFIED: Transfers._start,
+        Input.MISMATCH: Transfers._mismatch,
+        Input.ENGINE_END: Transfers._impossible,
+        Input.ENGINE_FAILED: Transfers._engine_failed,
+        Input.STOPPED: Transfers._impossible,
+    },
+    State.RUNNING: {
+        **dict.fromkeys(WRITER_INPUTS, Transfers._ignore),
+        Input.END: Transfers._stop,
+        Input.DEADLINE: Transfers._impossible,
+        Input.VERIFIED: Transfers._impossible,
+        Input.MISMATCH: Transfers._impossible,
+        Input.ENGINE_END: Transfers._finish,
+        Input.ENGINE_FAILED: Transfers._engine_failed,
+        Input.STOPPED: Transfers._impossible,
+    },
+    State.STOPPING: {
+        **dict.fromkeys(WRITER_INPUTS, Transfers._ignore),
+        Input.END: Transfers._ignore,
+        Input.DEADLINE: Transfers._impossible,
+        Input.VERIFIED: Transfers._checked_late,
+        Input.MISMATCH: Transfers._checked_late,
+        Input.ENGINE_END: Transfers._ignore,  # crossed our Stop
+        Input.ENGINE_FAILED: Transfers._ignore,
+        Input.STOPPED: Transfers._let_go,
+    },
+    State.QUARANTINED: {
+        Input.STARTED: Transfers._ignore,
+        Input.LANDED: Transfers._prove,
+        Input.FAILED: Transfers._prove,
+        Input.BROKEN: Transfers._ignore,
+        Input.ACK: Transfers._prove,
+        Input.WRITER_LOST: Transfers._ignore,
+        Input.WRITER_DIED: Transfers._prove,
+        Input.END: Transfers._ignore,
+        Input.DEADLINE: Transfers._impossible,
+        **dict.fromkeys(ENGINE_INPUTS, Transfers._impossible),
+    },
+}

@@ -294,61 +294,8 @@ class FrontMachine(Machine):
     def _decode_lost(self, request: Request, message: Any, now: int) -> None:
         self._end(request, Reason.DECODE_LOST, "the stream to decode ended")
 
-    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
-        State.QUEUED: {
-            Input.CANCEL: _cancel,
-            Input.DEADLINE: _expire,
-            # No peer was told of it.
-            Input.REFUSED: _impossible,
-            Input.FAILED: _impossible,
-            Input.STOPPED_AT_ONCE: _impossible,
-            Input.HANDED: _impossible,
-            Input.ACCEPTED: _impossible,
-            Input.ROWS: _impossible,
-            Input.FINISHED: _impossible,
-            Input.PREFILL_LOST: _prefill_lost,
-            Input.DECODE_LOST: _decode_lost,
-        },
-        State.PENDING: {
-            Input.CANCEL: _cancel,
-            Input.DEADLINE: _expire,
-            Input.REFUSED: _fail,
-            Input.FAILED: _fail,
-            Input.STOPPED_AT_ONCE: _stopped_at_once,
-            Input.HANDED: _hand,
-            Input.ACCEPTED: _accept,
-            Input.ROWS: _ignore,
-            Input.FINISHED: _ignore,
-            Input.PREFILL_LOST: _prefill_lost,
-            Input.DECODE_LOST: _decode_lost,
-        },
-        State.HANDED: {
-            Input.CANCEL: _cancel,
-            Input.DEADLINE: _expire,
-            Input.REFUSED: _fail,
-            Input.FAILED: _fail,
-            Input.STOPPED_AT_ONCE: _ignore,
-            Input.HANDED: _ignore,
-            Input.ACCEPTED: _accept,
-            Input.ROWS: _ignore,
-            Input.FINISHED: _ignore,
-            Input.PREFILL_LOST: _ignore,  # decode has all it needs
-            Input.DECODE_LOST: _decode_lost,
-        },
-        State.STREAMING: {
-            Input.CANCEL: _cancel,
-            Input.DEADLINE: _expire,
-            Input.REFUSED: _ignore,
-            Input.FAILED: _fail,
-            Input.STOPPED_AT_ONCE: _ignore,
-            Input.HANDED: _ignore,  # decode was faster
-            Input.ACCEPTED: _ignore,
-            Input.ROWS: _deliver,
-            Input.FINISHED: _finish,
-            Input.PREFILL_LOST: _ignore,  # decode has all it needs
-            Input.DECODE_LOST: _decode_lost,
-        },
-    }
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]]
+    """What an input does to a request in a state; below the class."""
 
     def _step(self, request: Request, what: Input, message: Any, now: int) -> None:
         self.TABLE[request.state][what](self, request, message, now)
@@ -428,6 +375,63 @@ class FrontMachine(Machine):
                 reason = Reason.OVERLOADED if refusing is None else refusing[1]
                 self._end(request, reason, "no stream slot or pages came free in time")
                 self._admit_what_fits()  # it may have been all that those behind it waited for
+
+
+FrontMachine.TABLE = {
+    State.QUEUED: {
+        Input.CANCEL: FrontMachine._cancel,
+        Input.DEADLINE: FrontMachine._expire,
+        # No peer was told of it.
+        Input.REFUSED: FrontMachine._impossible,
+        Input.FAILED: FrontMachine._impossible,
+        Input.STOPPED_AT_ONCE: FrontMachine._impossible,
+        Input.HANDED: FrontMachine._impossible,
+        Input.ACCEPTED: FrontMachine._impossible,
+        Input.ROWS: FrontMachine._impossible,
+        Input.FINISHED: FrontMachine._impossible,
+        Input.PREFILL_LOST: FrontMachine._prefill_lost,
+        Input.DECODE_LOST: FrontMachine._decode_lost,
+    },
+    State.PENDING: {
+        Input.CANCEL: FrontMachine._cancel,
+        Input.DEADLINE: FrontMachine._expire,
+        Input.REFUSED: FrontMachine._fail,
+        Input.FAILED: FrontMachine._fail,
+        Input.STOPPED_AT_ONCE: FrontMachine._stopped_at_once,
+        Input.HANDED: FrontMachine._hand,
+        Input.ACCEPTED: FrontMachine._accept,
+        Input.ROWS: FrontMachine._ignore,
+        Input.FINISHED: FrontMachine._ignore,
+        Input.PREFILL_LOST: FrontMachine._prefill_lost,
+        Input.DECODE_LOST: FrontMachine._decode_lost,
+    },
+    State.HANDED: {
+        Input.CANCEL: FrontMachine._cancel,
+        Input.DEADLINE: FrontMachine._expire,
+        Input.REFUSED: FrontMachine._fail,
+        Input.FAILED: FrontMachine._fail,
+        Input.STOPPED_AT_ONCE: FrontMachine._ignore,
+        Input.HANDED: FrontMachine._ignore,
+        Input.ACCEPTED: FrontMachine._accept,
+        Input.ROWS: FrontMachine._ignore,
+        Input.FINISHED: FrontMachine._ignore,
+        Input.PREFILL_LOST: FrontMachine._ignore,  # decode has all it needs
+        Input.DECODE_LOST: FrontMachine._decode_lost,
+    },
+    State.STREAMING: {
+        Input.CANCEL: FrontMachine._cancel,
+        Input.DEADLINE: FrontMachine._expire,
+        Input.REFUSED: FrontMachine._ignore,
+        Input.FAILED: FrontMachine._fail,
+        Input.STOPPED_AT_ONCE: FrontMachine._ignore,
+        Input.HANDED: FrontMachine._ignore,  # decode was faster
+        Input.ACCEPTED: FrontMachine._ignore,
+        Input.ROWS: FrontMachine._deliver,
+        Input.FINISHED: FrontMachine._finish,
+        Input.PREFILL_LOST: FrontMachine._ignore,  # decode has all it needs
+        Input.DECODE_LOST: FrontMachine._decode_lost,
+    },
+}
 
 
 def _told(spec: str) -> str:

@@ -184,60 +184,8 @@ class Stays:
         self._close_seq(stay)
         self._forget(stay)
 
-    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
-        State.ANNOUNCED: {
-            Input.ADMIT: _admit,
-            Input.PREFILL: _take_prompt,
-            Input.START: _impossible,
-            Input.END: _withdraw,
-            Input.PREFILL_LOST: _withdraw,
-            **dict.fromkeys(ENGINE_INPUTS, _impossible),
-        },
-        State.WAITING: {
-            Input.ADMIT: _impossible,
-            Input.PREFILL: _impossible,
-            Input.START: _start,
-            Input.END: _withdraw,
-            Input.PREFILL_LOST: _withdraw,
-            **dict.fromkeys(ENGINE_INPUTS, _impossible),
-        },
-        State.COMPUTING: {
-            Input.ADMIT: _impossible,
-            Input.PREFILL: _impossible,
-            Input.START: _impossible,
-            Input.END: _stop,
-            Input.PREFILL_LOST: _stop,
-            Input.CHUNK: _part,
-            Input.LAST_CHUNK: _hand_over,
-            Input.ENGINE_END: _impossible,
-            Input.ENGINE_FAILED: _engine_failed,
-            Input.STOPPED: _impossible,
-        },
-        State.RUNNING: {
-            Input.ADMIT: _impossible,
-            Input.PREFILL: _impossible,
-            Input.START: _impossible,
-            Input.END: _stop,
-            Input.PREFILL_LOST: _ignore,  # decode's half has all it needs
-            Input.CHUNK: _impossible,
-            Input.LAST_CHUNK: _impossible,
-            Input.ENGINE_END: _finish,
-            Input.ENGINE_FAILED: _engine_failed,
-            Input.STOPPED: _impossible,
-        },
-        State.STOPPING: {
-            Input.ADMIT: _impossible,
-            Input.PREFILL: _impossible,
-            Input.START: _impossible,
-            Input.END: _ignore,
-            Input.PREFILL_LOST: _ignore,
-            Input.CHUNK: _ignore,  # crossed our Stop
-            Input.LAST_CHUNK: _let_go,  # crossed our Stop, and stands for the Stopped
-            Input.ENGINE_END: _ignore,  # crossed our Stop
-            Input.ENGINE_FAILED: _ignore,  # its Stopped follows
-            Input.STOPPED: _let_go,
-        },
-    }
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]]
+    """What an input does to a request in a state; below the class."""
 
     # --- what transitions are made of ---------------------------------------------
 
@@ -272,3 +220,59 @@ class Stays:
 
     def _tell(self, stay: Stay, message: Accepted | Finished | Failed) -> None:
         self._out.send(Role.DECODE, message, only=stay.key.lb)
+
+
+Stays.TABLE = {
+    State.ANNOUNCED: {
+        Input.ADMIT: Stays._admit,
+        Input.PREFILL: Stays._take_prompt,
+        Input.START: Stays._impossible,
+        Input.END: Stays._withdraw,
+        Input.PREFILL_LOST: Stays._withdraw,
+        **dict.fromkeys(ENGINE_INPUTS, Stays._impossible),
+    },
+    State.WAITING: {
+        Input.ADMIT: Stays._impossible,
+        Input.PREFILL: Stays._impossible,
+        Input.START: Stays._start,
+        Input.END: Stays._withdraw,
+        Input.PREFILL_LOST: Stays._withdraw,
+        **dict.fromkeys(ENGINE_INPUTS, Stays._impossible),
+    },
+    State.COMPUTING: {
+        Input.ADMIT: Stays._impossible,
+        Input.PREFILL: Stays._impossible,
+        Input.START: Stays._impossible,
+        Input.END: Stays._stop,
+        Input.PREFILL_LOST: Stays._stop,
+        Input.CHUNK: Stays._part,
+        Input.LAST_CHUNK: Stays._hand_over,
+        Input.ENGINE_END: Stays._impossible,
+        Input.ENGINE_FAILED: Stays._engine_failed,
+        Input.STOPPED: Stays._impossible,
+    },
+    State.RUNNING: {
+        Input.ADMIT: Stays._impossible,
+        Input.PREFILL: Stays._impossible,
+        Input.START: Stays._impossible,
+        Input.END: Stays._stop,
+        Input.PREFILL_LOST: Stays._ignore,  # decode's half has all it needs
+        Input.CHUNK: Stays._impossible,
+        Input.LAST_CHUNK: Stays._impossible,
+        Input.ENGINE_END: Stays._finish,
+        Input.ENGINE_FAILED: Stays._engine_failed,
+        Input.STOPPED: Stays._impossible,
+    },
+    State.STOPPING: {
+        Input.ADMIT: Stays._impossible,
+        Input.PREFILL: Stays._impossible,
+        Input.START: Stays._impossible,
+        Input.END: Stays._ignore,
+        Input.PREFILL_LOST: Stays._ignore,
+        Input.CHUNK: Stays._ignore,  # crossed our Stop
+        Input.LAST_CHUNK: Stays._let_go,  # crossed our Stop, and stands for the Stopped
+        Input.ENGINE_END: Stays._ignore,  # crossed our Stop
+        Input.ENGINE_FAILED: Stays._ignore,  # its Stopped follows
+        Input.STOPPED: Stays._let_go,
+    },
+}

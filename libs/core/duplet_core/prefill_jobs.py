@@ -225,58 +225,8 @@ class Jobs:
     def _paid_first(self, job: Job, message: Any, now: int) -> None:
         job.owed = False  # the engine still names the pages
 
-    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
-        State.QUEUED: {
-            Input.END: _unqueue,
-            Input.CHUNK: _impossible,
-            Input.LAST_CHUNK: _impossible,
-            Input.ENGINE_FAILED: _impossible,
-            Input.STOPPED: _impossible,
-            Input.RELEASED: _impossible,  # no writer is owed to yet
-            Input.WRITER_LOST: _impossible,
-            Input.WRITER_DIED: _impossible,
-        },
-        State.COMPUTING: {
-            Input.END: _end_computing,
-            Input.CHUNK: _move_part,
-            Input.LAST_CHUNK: _move_last,
-            Input.ENGINE_FAILED: _engine_failed,
-            Input.STOPPED: _impossible,
-            Input.RELEASED: _ended_early,
-            Input.WRITER_LOST: _writer_broke,
-            Input.WRITER_DIED: _writer_died,
-        },
-        State.HANDED: {
-            Input.END: _end_handed,
-            Input.CHUNK: _impossible,
-            Input.LAST_CHUNK: _impossible,
-            Input.ENGINE_FAILED: _impossible,
-            Input.STOPPED: _impossible,
-            Input.RELEASED: _paid,
-            Input.WRITER_LOST: _doubt,  # our next Hello asks for the pages
-            Input.WRITER_DIED: _paid,
-        },
-        State.STOPPING: {
-            Input.END: _ignore,
-            Input.CHUNK: _ignore,  # crossed our Stop
-            Input.LAST_CHUNK: _chunk_after_stop,
-            Input.ENGINE_FAILED: _ignore,  # its Stopped follows
-            Input.STOPPED: _let_go,
-            Input.RELEASED: _paid_first,
-            Input.WRITER_LOST: _ignore,
-            Input.WRITER_DIED: _paid_first,
-        },
-        State.OWED: {
-            Input.END: _ignore,
-            Input.CHUNK: _impossible,
-            Input.LAST_CHUNK: _impossible,
-            Input.ENGINE_FAILED: _impossible,
-            Input.STOPPED: _impossible,
-            Input.RELEASED: _paid,
-            Input.WRITER_LOST: _ignore,
-            Input.WRITER_DIED: _paid,
-        },
-    }
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]]
+    """What an input does to a transfer in a state; below the class."""
 
     # --- what transitions are made of ---------------------------------------------
 
@@ -338,3 +288,57 @@ class Jobs:
     def _fail(self, job: Job, reason: Reason, detail: str) -> None:
         self._out.emit(Log("failed", job.key.request_id, job.transfer, f"{reason}: {detail}"))
         self._tell(job, Failed(job.key.request_id, job.transfer, reason, detail))
+
+
+Jobs.TABLE = {
+    State.QUEUED: {
+        Input.END: Jobs._unqueue,
+        Input.CHUNK: Jobs._impossible,
+        Input.LAST_CHUNK: Jobs._impossible,
+        Input.ENGINE_FAILED: Jobs._impossible,
+        Input.STOPPED: Jobs._impossible,
+        Input.RELEASED: Jobs._impossible,  # no writer is owed to yet
+        Input.WRITER_LOST: Jobs._impossible,
+        Input.WRITER_DIED: Jobs._impossible,
+    },
+    State.COMPUTING: {
+        Input.END: Jobs._end_computing,
+        Input.CHUNK: Jobs._move_part,
+        Input.LAST_CHUNK: Jobs._move_last,
+        Input.ENGINE_FAILED: Jobs._engine_failed,
+        Input.STOPPED: Jobs._impossible,
+        Input.RELEASED: Jobs._ended_early,
+        Input.WRITER_LOST: Jobs._writer_broke,
+        Input.WRITER_DIED: Jobs._writer_died,
+    },
+    State.HANDED: {
+        Input.END: Jobs._end_handed,
+        Input.CHUNK: Jobs._impossible,
+        Input.LAST_CHUNK: Jobs._impossible,
+        Input.ENGINE_FAILED: Jobs._impossible,
+        Input.STOPPED: Jobs._impossible,
+        Input.RELEASED: Jobs._paid,
+        Input.WRITER_LOST: Jobs._doubt,  # our next Hello asks for the pages
+        Input.WRITER_DIED: Jobs._paid,
+    },
+    State.STOPPING: {
+        Input.END: Jobs._ignore,
+        Input.CHUNK: Jobs._ignore,  # crossed our Stop
+        Input.LAST_CHUNK: Jobs._chunk_after_stop,
+        Input.ENGINE_FAILED: Jobs._ignore,  # its Stopped follows
+        Input.STOPPED: Jobs._let_go,
+        Input.RELEASED: Jobs._paid_first,
+        Input.WRITER_LOST: Jobs._ignore,
+        Input.WRITER_DIED: Jobs._paid_first,
+    },
+    State.OWED: {
+        Input.END: Jobs._ignore,
+        Input.CHUNK: Jobs._impossible,
+        Input.LAST_CHUNK: Jobs._impossible,
+        Input.ENGINE_FAILED: Jobs._impossible,
+        Input.STOPPED: Jobs._impossible,
+        Input.RELEASED: Jobs._paid,
+        Input.WRITER_LOST: Jobs._ignore,
+        Input.WRITER_DIED: Jobs._paid,
+    },
+}

@@ -214,64 +214,8 @@ class Transfers:
         """decode ended the request when its stream broke; its Abort follows where it is due."""
         self._end(t, "decode's stream broke", now)
 
-    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]] = {
-        State.GRANTED: {
-            Input.GRANT: _ignore_grant,
-            Input.ABORT: _abort,
-            Input.MOVE: _move,
-            Input.BAD_MOVE: _bad_move,
-            Input.DROP: _drop,
-            Input.COPY_OK: _impossible,
-            Input.COPY_REFUSED: _impossible,
-            Input.COPY_UNKNOWN: _impossible,
-            Input.SOURCE_BACK: _drop,  # listed as held: its first Move was lost with the stream
-            Input.SOURCE_DIED: _impossible,  # no source is known
-            Input.DEST_BACK: _dest_gone,
-            Input.DEST_DIED: _dest_gone,
-        },
-        State.WAITING: {
-            Input.GRANT: _permit,
-            Input.ABORT: _ack_unheld,
-            Input.MOVE: _wait,
-            Input.BAD_MOVE: _bad_move,
-            Input.DROP: _drop,
-            Input.COPY_OK: _impossible,
-            Input.COPY_REFUSED: _impossible,
-            Input.COPY_UNKNOWN: _impossible,
-            Input.SOURCE_BACK: _source_back_waiting,
-            Input.SOURCE_DIED: _source_back_waiting,
-            Input.DEST_BACK: _impossible,  # no grant, no decode
-            Input.DEST_DIED: _impossible,
-        },
-        State.MOVING: {
-            Input.GRANT: _ignore_grant,
-            Input.ABORT: _abort,
-            Input.MOVE: _move,
-            Input.BAD_MOVE: _bad_move,
-            Input.DROP: _drop,
-            Input.COPY_OK: _copied,
-            Input.COPY_REFUSED: _copy_refused,
-            Input.COPY_UNKNOWN: _copy_unknown,
-            Input.SOURCE_BACK: _source_back,
-            Input.SOURCE_DIED: _source_died,
-            Input.DEST_BACK: _dest_gone,
-            Input.DEST_DIED: _dest_gone,
-        },
-        State.ENDING: {
-            Input.GRANT: _ignore_grant,
-            Input.ABORT: _ack_later,
-            Input.MOVE: _ignore,
-            Input.BAD_MOVE: _ignore,
-            Input.DROP: _ignore,
-            Input.COPY_OK: _quieter,
-            Input.COPY_REFUSED: _quieter,
-            Input.COPY_UNKNOWN: _never_quiet,
-            Input.SOURCE_BACK: _ignore,
-            Input.SOURCE_DIED: _ignore,
-            Input.DEST_BACK: _ignore,
-            Input.DEST_DIED: _ignore,
-        },
-    }
+    TABLE: ClassVar[dict[State, dict[Input, Callable[..., None]]]]
+    """What an input does to a transfer in a state; below the class."""
 
     # --- what transitions are made of ---------------------------------------------
 
@@ -332,3 +276,63 @@ class Transfers:
         elif t.dest is not None and t.owes_failed is not None:
             failed = TransferFailed(t.transfer, t.owes_failed)
             self._out.send(Role.DECODE, failed, only=t.dest)
+
+
+Transfers.TABLE = {
+    State.GRANTED: {
+        Input.GRANT: Transfers._ignore_grant,
+        Input.ABORT: Transfers._abort,
+        Input.MOVE: Transfers._move,
+        Input.BAD_MOVE: Transfers._bad_move,
+        Input.DROP: Transfers._drop,
+        Input.COPY_OK: Transfers._impossible,
+        Input.COPY_REFUSED: Transfers._impossible,
+        Input.COPY_UNKNOWN: Transfers._impossible,
+        Input.SOURCE_BACK: Transfers._drop,  # its first Move was lost with the stream
+        Input.SOURCE_DIED: Transfers._impossible,  # no source is known
+        Input.DEST_BACK: Transfers._dest_gone,
+        Input.DEST_DIED: Transfers._dest_gone,
+    },
+    State.WAITING: {
+        Input.GRANT: Transfers._permit,
+        Input.ABORT: Transfers._ack_unheld,
+        Input.MOVE: Transfers._wait,
+        Input.BAD_MOVE: Transfers._bad_move,
+        Input.DROP: Transfers._drop,
+        Input.COPY_OK: Transfers._impossible,
+        Input.COPY_REFUSED: Transfers._impossible,
+        Input.COPY_UNKNOWN: Transfers._impossible,
+        Input.SOURCE_BACK: Transfers._source_back_waiting,
+        Input.SOURCE_DIED: Transfers._source_back_waiting,
+        Input.DEST_BACK: Transfers._impossible,  # no grant, no decode
+        Input.DEST_DIED: Transfers._impossible,
+    },
+    State.MOVING: {
+        Input.GRANT: Transfers._ignore_grant,
+        Input.ABORT: Transfers._abort,
+        Input.MOVE: Transfers._move,
+        Input.BAD_MOVE: Transfers._bad_move,
+        Input.DROP: Transfers._drop,
+        Input.COPY_OK: Transfers._copied,
+        Input.COPY_REFUSED: Transfers._copy_refused,
+        Input.COPY_UNKNOWN: Transfers._copy_unknown,
+        Input.SOURCE_BACK: Transfers._source_back,
+        Input.SOURCE_DIED: Transfers._source_died,
+        Input.DEST_BACK: Transfers._dest_gone,
+        Input.DEST_DIED: Transfers._dest_gone,
+    },
+    State.ENDING: {
+        Input.GRANT: Transfers._ignore_grant,
+        Input.ABORT: Transfers._ack_later,
+        Input.MOVE: Transfers._ignore,
+        Input.BAD_MOVE: Transfers._ignore,
+        Input.DROP: Transfers._ignore,
+        Input.COPY_OK: Transfers._quieter,
+        Input.COPY_REFUSED: Transfers._quieter,
+        Input.COPY_UNKNOWN: Transfers._never_quiet,
+        Input.SOURCE_BACK: Transfers._ignore,
+        Input.SOURCE_DIED: Transfers._ignore,
+        Input.DEST_BACK: Transfers._ignore,
+        Input.DEST_DIED: Transfers._ignore,
+    },
+}

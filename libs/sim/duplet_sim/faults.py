@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from duplet_core.host import HostMachine
@@ -126,19 +126,21 @@ def _is_queued(sim: Simulator, transfer: TransferId) -> bool:
     )
 
 
-def _known(sim: Simulator) -> Iterator[TransferId]:
+def _known(sim: Simulator) -> list[TransferId]:
+    known: list[TransferId] = []
     for process in sim.processes.values():
         machine = process.node.machine
         if process.exited:
             continue
         if isinstance(machine, HostMachine):
-            yield from machine.stays.by_transfer
+            known += machine.stays.by_transfer
         elif process.role is Role.DECODE:
-            yield from machine.transfers.by_transfer
+            known += machine.transfers.by_transfer
         elif process.role is Role.PREFILL:
-            yield from machine.jobs.by_transfer
+            known += machine.jobs.by_transfer
         elif process.role is Role.KVPROXY:
-            yield from machine.transfers.by_id
+            known += machine.transfers.by_id
+    return known
 
 
 def _orphans(sender: Role, receiver: Role, transfer: TransferId) -> list[Any]:

@@ -374,9 +374,3 @@ class Simulator(Agenda):
                 self.kill(process.instance)
             elif process.stopped:
                 self.resume(process.instance)
-
-
-def _may_repeat(key: StreamKey) -> bool:
-    """A client must not get a row twice, and the counts of Admits are exact: lb's streams are
-    gRPC streams, which do not repeat. The paths to kvproxy must stand it all the same."""
-    return key[1] is Role.KVPROXY
