@@ -10,8 +10,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from duplet_canary.watch import observe
 from duplet_client import AsyncClient
 from duplet_runtime.counters import COUNTERS, EVERYWHERE
+from duplet_runtime.metrics import Metrics
+from tests.canary.canary_parts import ScriptedSpeaker, make_watch
 from tests.e2e.live_unit import live_unit
 from tests.e2e.streams import Ask, Stream, known_spec
 
@@ -42,8 +45,15 @@ def scrape(address: str) -> dict[str, float]:
     return values
 
 
+def of_a_canary() -> dict[str, float]:
+    """The samples of a canary that has not begun."""
+    metrics = Metrics("canary")
+    observe(make_watch(ScriptedSpeaker()), metrics)
+    return {s.name: s.value for family in metrics.registry.collect() for s in family.samples}
+
+
 async def test_every_metric_that_is_named_exists_and_moves() -> None:
-    found: dict[str, float] = {}
+    found = of_a_canary()
     async with live_unit() as unit:
         addresses = unit.metrics.values()
         for address in addresses:

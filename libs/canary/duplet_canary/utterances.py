@@ -20,7 +20,7 @@ MOST_CHARACTERS = 120
 """Longest utterance: each is one request, whose text the model was trained to say at once."""
 
 _WHO = (
-    *("The baker", "My sister", "An old sailor", "The young teacher", "Our neighbour"),
+    *("The baker", "My sister", "An old sailor", "The young teacher", "Our cousin"),
     *("A tall stranger", "The quiet child", "Her doctor", "The farmer", "Nobody else", "His uncle"),
 )
 _WAITED = (
