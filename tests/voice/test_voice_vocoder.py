@@ -61,6 +61,15 @@ def test_frames_may_come_as_frames() -> None:
     assert np.array_equal(whole(features), whole(split_rows(features)))
 
 
+def test_after_its_end_another_utterance_begins_in_silence() -> None:
+    vocoder = Vocoder()
+    features = speech_features(4)
+    vocoder.push(features)
+    vocoder.flush()
+    split_rows(features)[:, 0] = -30.0
+    assert np.abs(vocoder.push(features)).max() < 1e-6
+
+
 def test_nothing_pushed_is_nothing_heard() -> None:
     assert len(Vocoder().flush()) == 0
 

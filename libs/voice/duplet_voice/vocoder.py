@@ -121,11 +121,15 @@ class Vocoder:
         return np.concatenate([np.empty(0, np.float32), *map(self._speak, blocks)])
 
     def flush(self) -> Samples:
-        """The stream's last HELD samples, faded out; nothing where no row was pushed."""
+        """The last HELD samples, faded out; nothing where no row was pushed. What is pushed after
+        it is another utterance."""
         if self._last_frame is None:
             return np.empty(0, np.float32)
+        fade = np.linspace(1.0, 0.0, HELD, dtype=np.float32)
+        samples = self._limited(self._sums[:HELD] * fade)
         self._last_frame = None
-        return self._limited(self._sums[:HELD] * np.linspace(1.0, 0.0, HELD, dtype=np.float32))
+        self._sums[:] = 0.0
+        return samples
 
     def _speak(self, frames: NDArray[np.float32]) -> Samples:
         """One row, frames [STACK, FRAME]: the samples that it makes final."""
@@ -133,8 +137,8 @@ class Vocoder:
         before = frames[:1] if self._last_frame is None else self._last_frame
         known = np.concatenate([before, frames])
         self._last_frame = known[-1:].copy()
-        at, period = self._pulses(known)
-        self._answer(frames, known, at, period)
+        self._add_pulses(known)
+        self._add_noise(frames)
         # Before the first frame's centre there are HOP samples of nobody's speech.
         skipped = HOP + _EARLY if first else 0
         samples = self._limited(self._sums[skipped:ROW_SAMPLES])
@@ -142,9 +146,11 @@ class Vocoder:
         self._sums[-ROW_SAMPLES:] = 0.0
         return samples
 
-    def _pulses(self, known: NDArray[np.float32]) -> tuple[NDArray[np.float64], ...]:
-        """Pulses between the first and the last of the known frames: where, in samples from the
-        first frame's centre, and how many samples each period has; only voiced ones."""
+    def _find_pulses(
+        self, known: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Voiced pulses between the first and the last of the known frames: where they are, in
+        samples from the first frame's centre, and how many samples their periods have."""
         f0 = np.exp(known[:, LOG_F0].astype(np.float64)).clip(_LOWEST_HZ, _HIGHEST_HZ)
         share = np.arange(HOP) / HOP
         step = (f0[:-1, None] + np.diff(f0)[:, None] * share).ravel() / SAMPLE_RATE
@@ -155,34 +161,35 @@ class Vocoder:
         at = index + 1.0 - (phase[index] - whole[index]) / step[index]
         nearest = np.minimum((at / HOP + 0.5).astype(np.intp), STACK)
         voiced = known[nearest, VOICED] > 0.5
-        return at[voiced], 1.0 / step[index][voiced]
+        return at[voiced], 1.0 / step[index[voiced]]
 
-    def _answer(
-        self,
-        frames: NDArray[np.float32],
-        known: NDArray[np.float32],
-        at: NDArray[np.float64],
-        period: NDArray[np.float64],
-    ) -> None:
-        """Add the responses of the row's pulses and of its noise frames."""
-        tables, pulses = _tables(), len(at)
-        # The pulses' envelopes lie between two frames', the noise's are the row's own.
-        position = at / HOP
-        left = np.minimum(position.astype(np.intp), STACK - 1)
-        weight = (position - left).astype(np.float32)[:, None]
-        envelopes = np.concatenate([known[left] * (1 - weight) + known[left + 1] * weight, frames])
-        places = np.concatenate([np.floor(at), np.zeros(STACK)])
-        delays = np.concatenate([at - places[:pulses] + _EARLY, np.full(STACK, float(_EARLY))])
-        spectra = _responses(envelopes, delays.astype(np.float32), tables)
-        ratio = _noise_power(envelopes, tables)
-        loud = np.sqrt(1.0 - ratio[:pulses]) * np.sqrt(period).astype(np.float32)[:, None]
-        spectra[:pulses] *= loud * tables.taper
-        hiss = np.where(frames[:, VOICED, None] > 0.5, np.sqrt(ratio[pulses:]), np.float32(1.0))
-        spectra[pulses:] *= self._noise_spectra(tables) * hiss
+    def _add_pulses(self, known: NDArray[np.float32]) -> None:
+        """Add the responses of the pulses between the known frames, [STACK + 1, FRAME]."""
+        at, period = self._find_pulses(known)
+        if not len(at):
+            return
+        left = np.minimum((at / HOP).astype(np.intp), STACK - 1)
+        weight = (at / HOP - left).astype(np.float32)[:, None]
+        envelopes = known[left] * (1 - weight) + known[left + 1] * weight
+        place = np.floor(at)
+        tables = _tables()
+        spectra = _responses(envelopes, (at - place + _EARLY).astype(np.float32), tables)
+        tonal = np.sqrt(1.0 - _noise_power(envelopes, tables))
+        # A pulse has the power of its whole period.
+        spectra *= tonal * np.sqrt(period).astype(np.float32)[:, None] * tables.taper
         answers = np.fft.irfft(spectra, FFT, axis=1)
-        for place, answer in zip(places[:pulses].astype(int), answers, strict=False):
-            self._sums[place : place + FFT] += answer
-        for frame, answer in enumerate(answers[pulses:]):
+        for first, answer in zip(place.astype(int), answers, strict=True):
+            self._sums[first : first + FFT] += answer
+
+    def _add_noise(self, frames: NDArray[np.float32]) -> None:
+        """Add the noise of a row's frames, [STACK, FRAME]: all of the unvoiced ones' sound."""
+        tables = _tables()
+        spectra = _responses(frames, np.full(STACK, _EARLY, np.float32), tables)
+        share = np.sqrt(_noise_power(frames, tables))
+        voiced = frames[:, VOICED, None] > 0.5
+        spectra *= self._noise_spectra(tables) * np.where(voiced, share, np.float32(1.0))
+        answers = np.fft.irfft(spectra, FFT, axis=1)
+        for frame, answer in enumerate(answers):
             self._sums[frame * HOP : frame * HOP + FFT] += answer
 
     def _noise_spectra(self, tables: _Tables) -> NDArray[np.complex64]:
