@@ -44,9 +44,13 @@ soak: $(STAMP)  ## 10,000 requests with cancels, disconnects, slow readers; SOAK
 explore: $(STAMP)  ## exhaustive search of the safety core at small scopes; SCOPE=name for one
 	@$(BIN)/python -m duplet_sim.explore $(if $(SCOPE),--scope $(SCOPE))
 
-sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, JOBS=n processes, or SEED=k TRACE=1
-	@$(BIN)/python -m duplet_sim.simulate --seeds $(or $(SEEDS),2000) $(if $(SEED),--seed $(SEED)) \
-	  --jobs $(or $(JOBS),1) $(if $(TRACE),--trace)
+COMPILED ?= $(if $(TRACE),0,1)
+SIM_BUILD := $(if $(filter-out 0,$(COMPILED)),.build/sim)
+sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, JOBS=n, COMPILED=0, or SEED=k TRACE=1
+	@$(if $(SIM_BUILD),$(BIN)/python libs/sim/compile.py $(SIM_BUILD))
+	@PYTHONPATH=$(SIM_BUILD) $(BIN)/python -m duplet_sim.simulate \
+	  --seeds $(or $(SEEDS),20000) $(if $(SEED),--seed $(SEED)) --jobs $(or $(JOBS),1) \
+	  $(if $(TRACE),--trace)
 
 mutants: $(STAMP)  ## each safety rule switched off must be noticed
 	@$(BIN)/python -m duplet_sim.mutants
@@ -108,4 +112,4 @@ protos: $(STAMP)  ## stubs from protos/
 	$(BIN)/python libs/wire/generate.py
 
 clean:  ## remove the environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
+	rm -rf .venv .build .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

@@ -14,10 +14,11 @@ from duplet_core.effects import Effect, Send
 from duplet_core.ids import InstanceId, Role
 from duplet_core.messages import Credit, Hello
 from duplet_core.writer_state import State as WriterState
+from duplet_sim import content
 from duplet_sim.parts import Process
 from duplet_sim.simulate import main, simulate, trace_hash
 from duplet_sim.simulator import Simulator
-from duplet_sim.story import tell
+from duplet_sim.story import describe, tell
 from duplet_sim.swarm import CHANCES, TIMED, draw
 
 SEEDS = 8000
@@ -139,6 +140,15 @@ def test_the_trace_is_a_readable_story() -> None:
     assert not any("VIOLATION" in line for line in lines)
     assert not any("\\x" in line for line in lines)
     assert max(map(len, lines)) < 200
+
+
+@pytest.mark.parametrize("stops_at_once", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 6])
+def test_prompts_and_rows_are_told_apart(rows: int, stops_at_once: bool) -> None:
+    prompt = content.pack_prompt(content.tags(7, 0, rows), stops_at_once)
+    assert describe(prompt) == f"7:0-{rows - 1}"
+    output = b"".join(content.pack_row(7, index) for index in range(rows))
+    assert describe(output) == " ".join(f"7#{index}" for index in range(rows))
 
 
 def test_two_processes_find_what_one_does(capsys: pytest.CaptureFixture[str]) -> None:

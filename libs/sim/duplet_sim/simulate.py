@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from duplet_core import machine
 from duplet_sim.simulator import Simulator
 from duplet_sim.story import tell
 from duplet_sim.violation import Violation
@@ -88,9 +89,10 @@ def main(argv: list[str] | None = None) -> int:
         violations += len(found.violations)
         for line in found.violations:
             print(line, flush=True)
+    how = "uncompiled" if str(machine.__file__).endswith(".py") else "compiled"
     print(
         f"{events} events, {events / options.seeds:.0f} a schedule, {events / cpu_s:.0f} a second "
-        f"of one core; {time.perf_counter() - began:.0f} s"
+        f"of one core, {how}; {time.perf_counter() - began:.0f} s"
     )
     print(
         f"{options.seeds} schedules, {options.seeds / cpu_s:.0f} a second of one core, "

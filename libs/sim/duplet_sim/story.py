@@ -84,7 +84,8 @@ def _field(field: Field[Any], value: Any) -> str:
 
 def _bytes(value: bytes) -> str:
     """A prompt as its runs of rows (content:first-last), or output rows (content#index)."""
-    if value and len(value) % (content.COLUMNS * 4) == 0 and not any(value[:4]):
+    whole_rows = value and len(value) % (content.COLUMNS * 4) == 0
+    if whole_rows and (len(value) % ROW_BYTES or not any(value[:4])):
         return "+".join(_runs(content.unpack_prompt(value)[0]))
     rows = [value[at : at + ROW_BYTES] for at in range(0, len(value), ROW_BYTES)]
     return " ".join("{}#{}".format(*content.unpack_row(row)) for row in rows)
