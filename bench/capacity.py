@@ -75,6 +75,8 @@ class Limits:
     rounds: int
     """Requests for each stream in one measurement."""
     processes: int
+    first: int = 1
+    """Streams that are tried first."""
 
 
 UNIT = System("1P1D", 2)
@@ -117,7 +119,7 @@ async def running(
             yield listen
 
 
-async def measure(address: str, mix: Mix, streams: int, limits: Limits) -> Point:
+async def measure(name: str, address: str, mix: Mix, streams: int, limits: Limits) -> Point:
     """Load the system with so many streams and judge what listeners got."""
     synth = replace(mix.synth, requests=max(2, streams * limits.rounds))
     bursts = synth.burstiness > 0
@@ -138,7 +140,7 @@ async def measure(address: str, mix: Mix, streams: int, limits: Limits) -> Point
         and (ttfa_s is None or ttfa_s <= limits.ttfa_p95_s)
     )
     print(
-        f"    {streams} streams: {'carried' if carried else 'not carried'}; {failed} failed, "
+        f"{name}: {streams} streams: {'carried' if carried else 'not carried'}; {failed} failed, "
         f"{summary['stalled_streams']} stalled, {summary['streams_below_floor']} below the floor, "
         f"TTFA p95 {1e3 * (ttfa_s or 0):.0f} ms",
         flush=True,
@@ -146,16 +148,17 @@ async def measure(address: str, mix: Mix, streams: int, limits: Limits) -> Point
     return Point(streams, carried, summary)
 
 
-async def search(address: str, mix: Mix, limits: Limits) -> list[Point]:
-    """Measure at 1, 2, 4, … streams until some are not carried, then between; in order."""
+async def search(name: str, address: str, mix: Mix, limits: Limits) -> list[Point]:
+    """Measure at 1, 2, 4, … times the first number of streams until some are not carried, then
+    between; in order."""
     points: dict[int, Point] = {}
 
     async def carries(streams: int) -> bool:
-        points[streams] = await measure(address, mix, streams, limits)
+        points[streams] = await measure(name, address, mix, streams, limits)
         return points[streams].carried
 
-    await measure(address, mix, 1, limits)  # warms voices and code; not judged
-    low, high = 0, 1
+    await measure(name, address, mix, 1, limits)  # warms voices and code; not judged
+    low, high = 0, limits.first
     while high <= limits.most_streams and await carries(high):
         low, high = high, high * 2
     high = min(high, limits.most_streams + 1)
@@ -179,9 +182,13 @@ def best(points: Sequence[Point]) -> Point | None:
 
 
 async def find(
-    system: System, every: Sequence[Mix], limits: Limits, options: argparse.Namespace
+    system: System,
+    every: Sequence[Mix],
+    limits: Limits,
+    options: argparse.Namespace,
+    gpus: Sequence[str],
 ) -> dict[str, list[Point]]:
-    """Points of one system by mix."""
+    """Points of one system on these GPUs, by mix."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")},
         "DUPLET_DECODE_SLOTS": str(limits.most_streams),
@@ -190,13 +197,30 @@ async def find(
         **model_settings(options.model),
         **dict(setting.split("=", 1) for setting in options.set),
     }
-    gpus = options.gpu.split(",") if options.gpu else ()
     found = {}
     for mix in every:
         # A fresh one for each mix: its prefix cache is empty again.
         async with running(system, environment, gpus, mix.synth.prompt_most) as address:
-            print(f"{system.name}, {mix.name}", flush=True)
-            found[mix.name] = await search(address, mix, limits)
+            found[mix.name] = await search(f"{system.name}, {mix.name}", address, mix, limits)
+    return found
+
+
+async def find_all(
+    systems: Sequence[System], every: Sequence[Mix], limits: Limits, options: argparse.Namespace
+) -> dict[System, dict[str, list[Point]]]:
+    """Points of all systems. Where there is a GPU for each, monoliths run side by side."""
+    gpus = options.gpu.split(",") if options.gpu else []
+    found: dict[System, dict[str, list[Point]]] = {}
+    waiting = list(systems)
+    while waiting:
+        side_by_side = [waiting.pop(0)]
+        own = [gpus]
+        if side_by_side[0] != UNIT and len(gpus) > 1:
+            side_by_side += waiting[: len(gpus) - 1]
+            own = [[gpu] for gpu in gpus]
+            waiting = waiting[len(gpus) - 1 :]
+        turn = [find(s, every, limits, options, g) for s, g in zip(side_by_side, own, strict=False)]
+        found |= dict(zip(side_by_side, await asyncio.gather(*turn), strict=True))
     return found
 
 
@@ -241,12 +265,14 @@ def report_mix(report: Report, mix: str, found: Mapping[System, Mapping[str, lis
 
 async def run(options: argparse.Namespace) -> Report:
     """Measure all systems; the report has the table."""
-    limits = Limits(options.ttfa_ms / 1e3, options.most, options.rounds, options.processes)
+    limits = Limits(
+        options.ttfa_ms / 1e3, options.most, options.rounds, options.processes, options.first
+    )
     lengths = dict(zip(("prompt_least", "prompt_most"), options.prompt_rows, strict=True))
     lengths |= dict(zip(("output_least", "output_most"), options.output_rows, strict=True))
-    every = mixes(lengths)[: options.mixes]
+    every = [mix for mix in mixes(lengths) if options.mix in mix.name][: options.mixes]
     systems = [UNIT, MONOLITH, *(chunked(rows) for rows in options.chunks)]
-    found = {system: await find(system, every, limits, options) for system in systems}
+    found = await find_all(systems, every, limits, options)
     where = f"GPUs {options.gpu}" if options.gpu else "CPU"
     workload = (
         f"{options.model} on {where}, prompts of {options.prompt_rows[0]} to "
@@ -281,6 +307,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--set", action="append", default=[], metavar="DUPLET_NAME=VALUE")
     parser.add_argument("--most", type=int, default=128, help="streams that are tried at most")
+    parser.add_argument("--first", type=int, default=1, help="streams that are tried first")
     parser.add_argument("--rounds", type=int, default=4, help="requests for each stream")
     parser.add_argument("--processes", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--ttfa-ms", type=float, default=500.0)
@@ -288,6 +315,7 @@ def main() -> None:
     parser.add_argument("--output-rows", type=int, nargs=2, default=(126, 420))
     parser.add_argument("--chunks", type=int, nargs="+", default=[128, 256, 512, 1_024])
     parser.add_argument("--mixes", type=int, default=3, help="how many of the mixes")
+    parser.add_argument("--mix", default="", help="only mixes with this in their name")
     parser.add_argument("--out", type=Path, default=MEASUREMENTS)
     options = parser.parse_args()
     if options.small:
