@@ -108,6 +108,17 @@ def test_sides_that_never_scatter_are_not_called_equivalent_by_ear(wrong: int) -
     assert by_ear(tally).verdict is Verdict.NOT_ENOUGH_PAIRS
 
 
+def test_sides_that_nobody_understands_are_not_called_equivalent() -> None:
+    draw = random.Random(2)
+    tally = tally_of(
+        pair(n, side(30 + draw.randrange(2)), side(30 + draw.randrange(2))) for n in range(3_000)
+    )
+    found = tally.all.rates.difference()
+    assert found is not None and found.is_within() and found.power() > 0.9
+    assert by_ear(tally).verdict is Verdict.NOT_ENOUGH_PAIRS
+    assert "of the monolith is misheard" in by_ear(tally).why
+
+
 def test_a_unit_that_fails_is_different() -> None:
     tally = tally_of(
         pair(n, side(), side(None, error="KV_MISMATCH" if n % 20 == 0 else "", voice=""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -71,8 +72,9 @@ _listener: Listener | None = None
 
 
 def _start_listener(recogniser: RecogniserName, spec: ModelSpec) -> None:
-    """First thing in a listening process."""
+    """First thing in a listening process. Ctrl-C is its parent's, who still needs it."""
     global _listener
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import duplet_models
     from duplet_canary.listener import Listener
     from duplet_voice.codec import load_codec

