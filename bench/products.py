@@ -84,7 +84,7 @@ class Chain:
         own = torch.arange(m, dtype=torch.int32, device="cuda")
         self._places = Places(own[:, None].contiguous(), own, torch.full_like(own, 9))
         angles = torch.rand(PAGE_ROWS, c.head_dim // 2, device="cuda", generator=chance)
-        self._heads = HeadWeights(None, None, angles.cos(), angles.sin(), 1e-6)
+        self._heads = HeadWeights(None, None, None, angles.cos(), angles.sin(), 1e-6)
 
     def norm(self, delta: Tensor | None) -> Tensor:
         """Queue the sum of the stream and a product's parts, and its norm."""
@@ -125,7 +125,7 @@ def check(shape: Shape, m: int) -> None:
     if shape.name == "w13":
         gate, up = right.chunk(2, dim=1)
         right = torch.nn.functional.silu(gate) * up
-    elif shape.name != "head":
+    else:
         found = found.sum(0)
     error = float((found - right).norm() / right.norm())
     require(error < MOST_ERROR, f"{shape.name} of {m} rows is off by {error}")

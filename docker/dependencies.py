@@ -25,8 +25,8 @@ COMMAND = "duplet-unit"
 def own_projects() -> dict[str, tuple[Path, dict[str, Any]]]:
     """Our packages by name: folder, and the `project` table of pyproject.toml."""
     found = {}
-    for kind in ("libs", "services"):
-        for file in sorted((ROOT / kind).glob("*/pyproject.toml")):
+    for pattern in ("libs/*/pyproject.toml", "models/pyproject.toml", "services/*/pyproject.toml"):
+        for file in sorted(ROOT.glob(pattern)):
             project = tomllib.loads(file.read_text("utf-8"))["project"]
             found[project["name"]] = (file.parent, project)
     return found

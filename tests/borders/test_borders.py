@@ -20,6 +20,8 @@ PACKAGES = {
     for folder in ("libs/*", "services/*", "models")
     for path in sorted(ROOT.glob(f"{folder}/duplet_*/__init__.py"))
 }
+PACKAGE_OF = {str(top.parent.relative_to(ROOT)): name for name, top in PACKAGES.items()}
+"""By the folder of its pyproject.toml."""
 WITHOUT_TORCH = (
     "duplet_core",
     "duplet_pages",
@@ -148,6 +150,21 @@ def test_no_package_imports_one_that_it_does_not_declare() -> None:
                 if other.startswith("duplet_") and other.replace("_", "-") not in declared:
                     undeclared.add((package, other))
     assert not undeclared
+
+
+def test_images_of_services_need_no_voice() -> None:
+    """Each has the `duplet` command for its probe; only an engine needs a model's files."""
+    found = subprocess.run(
+        [sys.executable, ROOT / "docker" / "dependencies.py", "lb", "own"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = {PACKAGE_OF[line] for line in found.stdout.splitlines()}
+    without = [name for name in PACKAGES if name not in own]
+    assert {"duplet_models", "duplet_voice", "duplet_canary", "duplet_engine"} <= set(without)
+    program = f"import sys; sys.modules.update(dict.fromkeys({without})); import duplet_unit.cli"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_package_stands_once_in_the_architecture() -> None:

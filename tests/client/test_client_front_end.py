@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -98,3 +99,29 @@ def test_faults_of_the_caller_are_named() -> None:
         rows_from_text(TINY, "hello", "anna", -1)
     with pytest.raises(InvalidInput, match=r"^text: .*surrogates"):
         rows_from_text(TINY, "\ud800", "anna")
+
+
+WREN = replace(TINY, name="wren", vocab=1280, codebook_sizes=(1024,) * 10, semantic_first=256)
+WREN = replace(WREN, semantic_last=1279, stop_id=1, longest_sequence=1024, default_max_rows=400)
+
+
+def test_the_speaking_models_prompts_are_good_and_share_their_voice() -> None:
+    hello, bye = (rows_from_text(WREN, text, "amber") for text in ("Hello there.", "Good night."))
+    assert check_prompt(hello.astype("<i4").tobytes(), 11, WREN) == len(hello)
+    shared = int(np.flatnonzero(hello[:, 0] == 3)[0]) + 1
+    assert shared > 16 and (hello[:shared] == bye[:shared]).all()
+    made = front_end(WREN)
+    assert made is not None and made.notice == ""
+
+
+def test_a_long_text_is_for_say() -> None:
+    with pytest.raises(InvalidInput, match="duplet say"):
+        rows_from_text(WREN, "The train leaves in ten minutes from platform two. " * 12, "amber")
+
+
+def test_without_the_voices_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duplet_voice.front_end", None)
+    front_end.cache_clear()
+    with pytest.raises(InvalidInput, match="install duplet-voice"):
+        rows_from_text(WREN, "hello", "amber")
+    assert front_end(TINY) is not None

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import typer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -30,7 +31,8 @@ from duplet_core.timeline import POINTS, SEGMENTS
 from duplet_pages.spec import ModelSpec
 from duplet_runtime.status import STATUS_OF, status_proto
 from duplet_unit.cli import app
-from duplet_unit.demo import VOICES, conclude, outcome_table, send_requests, write_rows
+from duplet_unit.demo import MADE_UP_VOICES, conclude, outcome_table, send_requests, write_rows
+from duplet_unit.speaking import add_speaking_commands
 
 SPEC = ModelSpec(
     name="tiny",
@@ -289,15 +291,15 @@ def test_drain_says_how_many_still_run(lb: Lb) -> None:
 async def test_demo_asks_every_text_in_every_voice(lb: Lb, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=160)
     async with AsyncClient(lb.address) as client:
-        outcomes = await send_requests(client, console)
+        outcomes = await send_requests(client, SPEC, console)
         unit = await client.unit()
     assert [outcome.problem for outcome in outcomes] == [""] * 16
-    assert {request.voice for request in lb.speech.requests} == set(VOICES)
+    assert {request.voice for request in lb.speech.requests} == set(MADE_UP_VOICES)
     assert len({request.prompt for request in lb.speech.requests}) == 16
     write_rows(outcomes, tmp_path)
     assert len(list(tmp_path.glob("*.npy"))) == 16
     console.print(outcome_table(outcomes))
-    assert conclude(outcomes, unit, True, tmp_path, console)
+    assert conclude(outcomes, (), unit, True, tmp_path, console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert lines[-1] == "kv checks 41, mismatches 0"
@@ -309,15 +311,16 @@ async def test_demo_fails_with_a_request_a_mismatch_or_a_unit_that_hangs(
 ) -> None:
     console = Console(file=io.StringIO(), width=160)
     async with AsyncClient(lb.address) as client:
-        good = await send_requests(client, console)
+        good = await send_requests(client, SPEC, console)
         unit = await client.unit()
         lb.speech.refusal = Unavailable(Reason.DECODE_LOST, "decode has exited")
-        bad = await send_requests(client, console)
+        bad = await send_requests(client, SPEC, console)
     assert all("DECODE_LOST: decode has exited" in outcome.problem for outcome in bad)
-    assert not conclude(bad, unit, True, tmp_path, console)
-    assert not conclude(good, replace(unit, kv_mismatches=1), True, tmp_path, console)
-    assert not conclude(good, replace(unit, kv_checks=0), True, tmp_path, console)
-    assert not conclude(good, unit, False, tmp_path, console)
+    assert not conclude(bad, (), unit, True, tmp_path, console)
+    assert not conclude(good, (), replace(unit, kv_mismatches=1), True, tmp_path, console)
+    assert not conclude(good, (), replace(unit, kv_checks=0), True, tmp_path, console)
+    assert not conclude(good, (), unit, False, tmp_path, console)
+    assert not conclude(good, ("amber: is silent",), unit, True, tmp_path, console)
 
 
 def test_no_unit_is_an_error_of_its_own() -> None:
@@ -334,3 +337,13 @@ def test_up_refuses_an_address_that_is_none() -> None:
 
 def test_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == "duplet 0.1.0\n"
+
+
+@pytest.mark.parametrize("name", ["say", "canary", "demo"])
+def test_speaking_commands_say_what_they_lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duplet_unit.speaking.find_spec", lambda _: None)
+    bare = typer.Typer()
+    add_speaking_commands(bare)
+    done = CliRunner().invoke(bare, [name, "Hello there", "-o", "hello.wav"])
+    assert done.exit_code == 2
+    assert "pip install" in done.output and "duplet-unit[voice]" in done.output

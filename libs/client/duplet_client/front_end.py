@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Protocol
 
@@ -100,10 +101,27 @@ class TinyFrontEnd:
         return rows
 
 
+@functools.lru_cache(maxsize=4)
 def front_end(spec: ModelSpec, voice_rows: int = DEFAULT_VOICE_ROWS) -> FrontEnd | None:
-    """The model's front end; None for a model that takes only rows."""
+    """The model's front end; None for a model that takes only rows.
+
+    Raises:
+        InvalidInput: INVALID_REQUEST; the model speaks, but what turns text into its phonemes
+            is not installed.
+    """
     if spec.name == "tiny":
         return TinyFrontEnd(spec, voice_rows)
+    if spec.name == "wren":
+        # Most clients send rows and need neither its files nor its dictionaries.
+        try:
+            from duplet_voice.front_end import VoiceFrontEnd
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                Reason.INVALID_REQUEST,
+                f"text: for {spec.name} install duplet-voice, which turns text into its rows "
+                f"({error.name} is missing)",
+            ) from error
+        return VoiceFrontEnd(spec)
     return None
 
 
@@ -113,7 +131,8 @@ def rows_from_text(
     """A prompt from text, int32 [rows, columns].
 
     Raises:
-        InvalidInput: INVALID_REQUEST; the model has no front end, or the text does not suit it.
+        InvalidInput: INVALID_REQUEST; the model has no front end, or the text does not suit it
+            (one that is longer than a request speaks is for `duplet say`).
     """
     made = front_end(spec, voice_rows)
     if made is None:

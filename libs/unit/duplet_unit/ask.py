@@ -142,7 +142,8 @@ def prompt_from_text(
     """
     rows = rows_from_text(spec, text, voice, voice_rows)
     made = front_end(spec, voice_rows)
-    return rows, made.notice if made is not None else ""
+    assert made is not None, "it has just made the rows"
+    return rows, made.notice
 
 
 def prompt_from_file(spec: ModelSpec, path: Path) -> NDArray[np.int32]:

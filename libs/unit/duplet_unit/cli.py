@@ -22,12 +22,10 @@ from duplet_unit.ask import (
     prompt_from_text,
     run_request,
 )
-from duplet_unit.canary_command import canary
-from duplet_unit.demo import run_demo
 from duplet_unit.doctor import doctor
 from duplet_unit.gpus import model_settings, parse_gpus
 from duplet_unit.load_commands import bench, replay, trace_app
-from duplet_unit.say_command import say_command
+from duplet_unit.speaking import add_speaking_commands
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
 from duplet_unit.terminal import FAILED, run, shown, told
 from duplet_unit.unit import (
@@ -133,7 +131,7 @@ def up(
 def generate(
     text: Annotated[str | None, typer.Argument(help="What to say.")] = None,
     rows: Rows = None,
-    voice: Voice = "ada",
+    voice: Voice = "amber",
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Most output rows.")] = None,
     temperature: Annotated[float | None, typer.Option()] = None,
@@ -244,7 +242,7 @@ def waterfall(
     ] = None,
     text: Annotated[str, typer.Option(help="What the request says.")] = "Good morning.",
     rows: Rows = None,
-    voice: Voice = "ada",
+    voice: Voice = "amber",
     max_rows: Annotated[int, typer.Option(min=1)] = 64,
     out: Out = None,
     address: Address = DEFAULT_LISTEN,
@@ -269,17 +267,7 @@ def drain(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
     print(json.dumps({"live_streams": live}) if as_json else f"draining; {live} streams run")
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the rows.")] = Path("demo-out"),
-) -> None:
-    """Start a unit here, send 16 requests over 4 voices, show what came of them, stop it."""
-    if not run(run_demo(out, shown)):
-        raise typer.Exit(FAILED)
-
-
-app.command()(canary)
-app.command("say")(say_command)
+add_speaking_commands(app)
 app.command()(doctor)
 app.command()(bench)
 app.command()(replay)

@@ -1,4 +1,4 @@
-"""`duplet demo`: a unit on this machine, 16 requests over 4 voices, and what came of them."""
+"""`duplet demo`: a unit on this machine, every text in every voice, and what came of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.text import Text
 from duplet_client import AsyncClient, GenerateError, SamplingOptions, Unit
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.timeline import POINTS
+from duplet_pages.spec import ModelSpec
 from duplet_unit.ask import (
     Answer,
     Ask,
@@ -26,24 +27,28 @@ from duplet_unit.ask import (
     prompt_from_text,
     run_request,
 )
+from duplet_unit.demo_speech import speak_sentence
 from duplet_unit.report import ConsoleReport
+from duplet_unit.say_command import SPEAKING_MODEL
 from duplet_unit.supervisor import Supervisor
 from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor, signals_to
 from duplet_unit.waterfall import milliseconds, sum_ns
+from duplet_voice.voices import load_voices
 
-VOICES = ("ada", "ben", "cleo", "dan")
+MADE_UP_VOICES = ("ada", "ben", "cleo", "dan")
+"""For a model that has none of its own."""
 TEXTS = (
     "Good morning.",
     "The train leaves in ten minutes from platform two.",
     "She counted the pages again, and this time none was missing.",
-    "If you hear one voice from beginning to end, everything went well.",
+    "Nobody on the platform had noticed the small bird.",
 )
 VOICE_ROWS = 400
-"""As long as a real reference of some 20 s: long enough that its cold prefill shows."""
-ALONE = 2 * len(VOICES)
+"""Of a made-up voice. As long as a real reference of some 20 s."""
+ALONE_TEXTS = 2
 AT_ONCE = 8
-MAX_ROWS = 96
+MAX_ROWS = 160
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 120.0
 
@@ -85,22 +90,26 @@ async def run_demo(out_dir: Path, console: Console) -> bool:
         report = ConsoleReport(console, [service.name for service in services], run_dir)
         supervisor = make_supervisor(services, run_dir, report)
         outcomes: Sequence[Outcome] = ()
+        spoken_badly: list[str] = []
         unit: Unit | None = None
         try:
             with signals_to(supervisor.drain, supervisor.kill):
                 async with in_background(supervisor) as running:
                     if await wait_ready(supervisor):
                         async with AsyncClient(listen) as client:
-                            outcomes = await send_requests(client, console)
+                            spec = await known_spec(client)
+                            outcomes = await send_requests(client, spec, console)
+                            console.print(outcome_table(outcomes))
+                            write_rows(outcomes, out_dir)
+                            if spec.name == SPEAKING_MODEL:
+                                spoken_badly = await speak_sentence(client, spec, out_dir, console)
                             unit = await client.unit()
                 clean = running.result()
         finally:
             report.close()
     if unit is None:
         return False
-    write_rows(outcomes, out_dir)
-    console.print(outcome_table(outcomes))
-    return conclude(outcomes, unit, clean, out_dir, console)
+    return conclude(outcomes, spoken_badly, unit, clean, out_dir, console)
 
 
 async def wait_ready(supervisor: Supervisor) -> bool:
@@ -118,10 +127,10 @@ async def wait_ready(supervisor: Supervisor) -> bool:
         ) from error
 
 
-async def send_requests(client: AsyncClient, console: Console) -> list[Outcome]:
+async def send_requests(client: AsyncClient, spec: ModelSpec, console: Console) -> list[Outcome]:
     """Every text in every voice; in order of sending. The first two texts' requests go one by
     one, so that each voice is met undisturbed, cold and then cached; the others at once."""
-    spec = await known_spec(client)
+    voices = load_voices().names if spec.name == SPEAKING_MODEL else MADE_UP_VOICES
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def send(number: int, voice: str, text: str) -> Outcome:
@@ -134,13 +143,14 @@ async def send_requests(client: AsyncClient, console: Console) -> list[Outcome]:
             except GenerateError as error:
                 return Outcome(name, voice, None, str(error))
 
-    _, notice = prompt_from_text(spec, TEXTS[0], VOICES[0], VOICE_ROWS)
-    console.print(f"{len(TEXTS) * len(VOICES)} requests, half of them at once. {notice}")
-    jobs = [(number, *job) for number, job in enumerate(itertools.product(TEXTS, VOICES))]
-    alone = [await send(number, voice, text) for number, text, voice in jobs[:ALONE]]
+    _, notice = prompt_from_text(spec, TEXTS[0], voices[0], VOICE_ROWS)
+    console.print(f"{len(TEXTS)} texts in {len(voices)} voices: {', '.join(voices)}. {notice}")
+    jobs = [(number, *job) for number, job in enumerate(itertools.product(TEXTS, voices))]
+    first = ALONE_TEXTS * len(voices)
+    alone = [await send(number, voice, text) for number, text, voice in jobs[:first]]
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(send(number, voice, text)) for number, text, voice in jobs[ALONE:]
+            group.create_task(send(number, voice, text)) for number, text, voice in jobs[first:]
         ]
     return [*alone, *(task.result() for task in tasks)]
 
@@ -186,7 +196,7 @@ def ttft_line(outcomes: Sequence[Outcome]) -> str:
     """What the prefix cache did for the time to the first row: medians of the requests that ran
     alone, hits against cold ones."""
     kinds: dict[bool, list[float]] = {False: [], True: []}
-    for outcome in outcomes[:ALONE]:
+    for outcome in outcomes[: len(outcomes) * ALONE_TEXTS // len(TEXTS)]:
         if outcome.answer is not None and outcome.answer.timing.ttft_s is not None:
             hit = outcome.answer.finished.usage.cached_rows > 0
             kinds[hit].append(outcome.answer.timing.ttft_s)
@@ -199,10 +209,15 @@ def ttft_line(outcomes: Sequence[Outcome]) -> str:
 
 
 def conclude(
-    outcomes: Sequence[Outcome], unit: Unit, clean: bool, out_dir: Path, console: Console
+    outcomes: Sequence[Outcome],
+    spoken_badly: Sequence[str],
+    unit: Unit,
+    clean: bool,
+    out_dir: Path,
+    console: Console,
 ) -> bool:
     """Say what failed, then the closing line. Returns whether nothing did."""
-    problems = [f"{o.name}: {o.problem}" for o in outcomes if o.problem]
+    problems = [*(f"{o.name}: {o.problem}" for o in outcomes if o.problem), *spoken_badly]
     if not clean:
         problems.append("the unit did not stop by itself")
     if unit.kv_checks == 0:
