@@ -25,6 +25,8 @@ from duplet_unit.gpus import on_gpus
 from duplet_unit.probe import is_serving
 from duplet_unit.supervisor import Limits, Service, Supervisor
 from duplet_unit.unit import (
+    LISTEN_VARIABLE,
+    RUN_DIR_VARIABLE,
     STAGES,
     free_local_address,
     owned_run_dir,
@@ -251,18 +253,31 @@ def pids_of_run_dir(run_dir: Path) -> set[int]:
     return found
 
 
+def _placed(told: Mapping[str, str], service: Service, metrics: str) -> dict[str, str]:
+    """What a service is told, with this unit's places."""
+    shared = service.environment
+    places = {
+        **{name: shared[name] for name in (RUN_DIR_VARIABLE, LISTEN_VARIABLE)},
+        "DUPLET_METRICS_PORT": metrics.rpartition(":")[2],
+    }
+    own = {name: places.get(name, value) for name, value in told.items()}
+    return clean_environment({**own, "PYTHONPATH": shared["PYTHONPATH"]})
+
+
 @asynccontextmanager
 async def live_unit(
     settings: Mapping[str, str] | None = None,
     limits: Limits = QUICK,
     modules: Mapping[Role, str] | None = None,
     gpus: Sequence[str] = (),
+    environments: Mapping[str, Mapping[str, str]] | None = None,
 ) -> AsyncIterator[LiveUnit]:
     """Start a unit, wait until it serves, and drain it afterwards; nothing of it is left.
 
     `modules`: what runs in a service's place, by the name of a module of these tests. `gpus`:
-    prefill's and decode's; none: on the CPU. A copy check at the end of each stream is on: a
-    write that came late would show.
+    prefill's and decode's; none: on the CPU. `environments`: by service, all that it is told,
+    and this unit's places for those that it names; none: they share one, in which a copy check
+    at the end of each stream is on: a write that came late would show.
     """
     metrics = {str(role): free_local_address() for role in SERVICES}
     # The tests' modules, and where the product's are if they are not installed.
@@ -289,6 +304,11 @@ async def live_unit(
             else service
             for service in services
         ]
+        if environments is not None:
+            services = [
+                replace(s, environment=_placed(environments[s.name], s, metrics[s.name]))
+                for s in services
+            ]
         unit = LiveUnit(run_dir, listen, services, metrics, limits)
         running = asyncio.create_task(unit.supervisor.run())
         try:
