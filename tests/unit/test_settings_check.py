@@ -46,6 +46,31 @@ def test_two_services_cannot_share_a_metrics_port(monkeypatch: pytest.MonkeyPatc
     assert find_problems(UNIT) == ["metrics_port: decode and lb cannot both have 9100"]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "clash"),
+    [
+        (("127.0.0.1", "127.0.0.2"), False),
+        (("127.0.0.1", "0.0.0.0"), True),
+        (("::", "127.0.0.2"), True),
+    ],
+)
+def test_a_metrics_port_may_be_had_on_several_addresses(
+    monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, str], clash: bool
+) -> None:
+    for service, host in zip(("LB", "DECODE"), hosts, strict=True):
+        monkeypatch.setenv(f"DUPLET_{service}_METRICS_PORT", "9100")
+        monkeypatch.setenv(f"DUPLET_{service}_METRICS_HOST", host)
+    told = ["metrics_port: decode and lb cannot both have 9100"]
+    assert find_problems(UNIT) == (told if clash else [])
+
+
+def test_an_unknown_model_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUPLET_PREFILL_MODEL", "nosuch")
+    (problem,) = find_problems(UNIT)
+    assert problem.startswith("prefill: DUPLET_PREFILL_MODEL: ")
+    assert "there is no model 'nosuch', but wren, tiny, random:<shape> and" in problem
+
+
 async def test_problems_come_back_from_the_checking_process() -> None:
     await check_settings(UNIT, os.environ)
     with pytest.raises(SettingsError, match="DUPLET_FOO: no such setting"):

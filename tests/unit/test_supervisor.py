@@ -160,14 +160,26 @@ async def test_gives_up_when_a_service_never_starts(tmp_path: Path) -> None:
     assert supervisor.log_path("bad").read_text() == "no such model\n" * 3
 
 
-async def test_bad_settings_are_told_and_not_tried_again(tmp_path: Path) -> None:
+async def test_bad_settings_are_told_after_one_more_try(tmp_path: Path) -> None:
     body = "import sys; print('{}'); print('duplet one: port: taken', file=sys.stderr); sys.exit(2)"
     async with supervised(tmp_path, [script(tmp_path, "one", body)]) as (supervisor, story, task):
         assert not await supervisor.wait_ready()
         assert not await task
         assert supervisor.is_hopeless
         assert supervisor.failure == ("one cannot start with its settings: duplet one: port: taken")
-    assert [event.kind for event in story.events].count("started") == 1
+    assert [event.kind for event in story.events].count("started") == 2
+    assert story.events[-1] == Event("unit_stopped", detail="gave up")
+
+
+async def test_a_cause_that_passes_ends_no_unit(tmp_path: Path) -> None:
+    """The port that was taken at the first start is free at the second."""
+    body = (
+        f"import pathlib, sys\nif not (mark := pathlib.Path({str(tmp_path / 'was')!r})).exists():\n"
+        f"    mark.touch()\n    sys.exit(2)\n{OBEDIENT}"
+    )
+    async with supervised(tmp_path, [script(tmp_path, "one", body)]) as (supervisor, story, _):
+        assert await supervisor.wait_ready()
+        assert (await story.next("exited")).how == "exit code 2"
 
 
 async def test_kills_a_stopped_service_that_must_not_be_stopped(tmp_path: Path) -> None:

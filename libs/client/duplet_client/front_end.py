@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplet_core.errors import InvalidInput, Reason
+from duplet_pages.engine_config import SPEAKING_MODEL, TINY_MODEL
 from duplet_pages.spec import ModelSpec
 
 DEFAULT_VOICE_ROWS = 64
@@ -109,9 +110,9 @@ def front_end(spec: ModelSpec, voice_rows: int = DEFAULT_VOICE_ROWS) -> FrontEnd
         InvalidInput: INVALID_REQUEST; the model speaks, but what turns text into its phonemes
             is not installed.
     """
-    if spec.name == "tiny":
+    if spec.name == TINY_MODEL:
         return TinyFrontEnd(spec, voice_rows)
-    if spec.name == "wren":
+    if spec.name == SPEAKING_MODEL:
         # Most clients send rows and need neither its files nor its dictionaries.
         try:
             from duplet_voice.front_end import VoiceFrontEnd

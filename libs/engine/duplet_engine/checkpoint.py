@@ -20,8 +20,8 @@ from duplet_engine.published_layouts import Layout, find_layout, join_parts
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_engine.tensor_files import TensorEntry, open_tensor_files, refuse_checkpoint
 from duplet_engine.tiny import TINY, tiny_weights
+from duplet_pages.engine_config import RANDOM
 
-RANDOM = "random:"
 _MOST_NAMED = 4
 """Tensors that an error names one by one."""
 

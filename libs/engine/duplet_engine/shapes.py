@@ -11,6 +11,7 @@ from torch import Tensor
 from duplet_engine.model_config import ModelConfig, RopeScaling, TransformerConfig
 from duplet_engine.published_configs import DUAL_AR_ROWS_PER_SECOND, codebook_sizes
 from duplet_engine.weights import tensor_shapes
+from duplet_pages.engine_config import RANDOM
 from duplet_pages.spec import SamplingDefaults
 
 _SEED = 1
@@ -155,7 +156,7 @@ _NAMELESS = {
         longest=2048,
     ),
 }
-SHAPES = {name: replace(shape, name=f"random:{name}") for name, shape in _NAMELESS.items()}
+SHAPES = {name: replace(shape, name=f"{RANDOM}{name}") for name, shape in _NAMELESS.items()}
 """By the name that follows 'random:'. The small ones are for tests."""
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from duplet_engine.model_config import ModelConfig, TransformerConfig
 from duplet_engine.weights import tensor_shapes, uniform_tensor
+from duplet_pages.engine_config import TINY_MODEL
 from duplet_pages.spec import SamplingDefaults
 
 _SEED = 20_480
@@ -30,7 +31,7 @@ _STDS = {
 _NORMS = {"q_norm.weight": 1.2, "k_norm.weight": 1.2}
 
 TINY = ModelConfig(
-    name="tiny",
+    name=TINY_MODEL,
     vocab=1024,
     tied_head=True,
     backbone=TransformerConfig(

@@ -11,6 +11,13 @@ Dtype = Literal["float32", "bfloat16"]
 EngineRole = Literal["prefill", "decode", "monolith"]
 Device = Literal["cpu", "cuda"]
 
+SPEAKING_MODEL = "wren"
+"""Speaks; its files are `duplet_models`'."""
+TINY_MODEL = "tiny"
+"""Has random weights, for tests that want arithmetic only."""
+RANDOM = "random:"
+"""Before the name of a shape that gets random weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

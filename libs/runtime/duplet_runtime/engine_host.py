@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -18,7 +19,15 @@ from duplet_core.effects import Effect, Event, FromEngineEvent
 from duplet_core.engine import FromEngine, Ready
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import Role
-from duplet_pages.engine_config import Arrangement, Device, Dtype, EngineConfig
+from duplet_pages.engine_config import (
+    RANDOM,
+    SPEAKING_MODEL,
+    TINY_MODEL,
+    Arrangement,
+    Device,
+    Dtype,
+    EngineConfig,
+)
 from duplet_runtime.engine_meter import EngineMeter
 from duplet_runtime.engine_process import EngineProcess, EngineReady
 from duplet_runtime.executor import Executor
@@ -50,7 +59,7 @@ class EngineSettings(ServiceSettings):
 
     device: Device = "cpu"
     """'cuda': the GPU that CUDA_VISIBLE_DEVICES names for this service."""
-    model: str = "wren"
+    model: str = SPEAKING_MODEL
     """A built-in model ('wren', which speaks, or 'tiny', which has random weights),
     'random:<shape>', or the path of a checkpoint's directory."""
     dtype: Dtype = by_device(cpu="float32", cuda="bfloat16")
@@ -67,6 +76,18 @@ class EngineSettings(ServiceSettings):
     """On a GPU: launch the next step before the last one is read."""
     drain_s: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds that running requests get after SIGTERM."""
+
+    @field_validator("model")
+    @classmethod
+    def _is_there(cls, value: str) -> str:
+        """So far as it can be told without loading it."""
+        built_in = (SPEAKING_MODEL, TINY_MODEL)
+        if value in built_in or value.startswith(RANDOM) or Path(value).is_dir():
+            return value
+        raise ValueError(
+            f"there is no model {value!r}, but {', '.join(built_in)}, {RANDOM}<shape> and the "
+            "path of a checkpoint's directory"
+        )
 
     @field_validator("pool_pages")
     @classmethod

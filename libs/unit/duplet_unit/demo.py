@@ -18,6 +18,7 @@ from rich.text import Text
 from duplet_client import AsyncClient, GenerateError, SamplingOptions, Unit
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.timeline import POINTS
+from duplet_pages.engine_config import SPEAKING_MODEL
 from duplet_pages.spec import ModelSpec
 from duplet_unit.ask import (
     Answer,
@@ -29,7 +30,6 @@ from duplet_unit.ask import (
 )
 from duplet_unit.demo_speech import speak_sentence
 from duplet_unit.report import ConsoleReport
-from duplet_unit.say_command import SPEAKING_MODEL
 from duplet_unit.supervisor import Supervisor
 from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor, signals_to

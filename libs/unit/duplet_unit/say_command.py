@@ -15,6 +15,7 @@ from rich.table import Table
 from duplet_client import AsyncClient, SamplingOptions
 from duplet_core.errors import InvalidInput, Reason
 from duplet_models import directory
+from duplet_pages.engine_config import SPEAKING_MODEL
 from duplet_pages.spec import ModelSpec
 from duplet_unit.ask import known_spec
 from duplet_unit.say import Said, SayOptions, check_spoken, say
@@ -27,8 +28,6 @@ from duplet_voice.phonemes import MOST_CHARACTERS, read_text
 from duplet_voice.speech import Speech
 from duplet_voice.vocoder import Samples
 from duplet_voice.voices import load_voices
-
-SPEAKING_MODEL = "wren"
 
 
 def say_command(

@@ -18,6 +18,9 @@ from duplet_runtime.settings import (
     load_settings,
 )
 
+EVERY_HOST = ("0.0.0.0", "::")
+"""A server that listens there takes the port on all addresses."""
+
 
 async def check_settings(names: Sequence[str], environment: Mapping[str, str]) -> None:
     """Have the settings of these services judged.
@@ -44,7 +47,7 @@ async def check_settings(names: Sequence[str], environment: Mapping[str, str]) -
 def find_problems(names: Sequence[str]) -> list[str]:
     """What is wrong with these services' settings in this environment, each thing once."""
     problems: dict[str, list[str]] = {}
-    ports: dict[int, str] = {}
+    ports: dict[int, list[tuple[str, str]]] = {}
     for name in names:
         try:
             settings = load_settings(_kind_of(name))
@@ -52,10 +55,12 @@ def find_problems(names: Sequence[str]) -> list[str]:
             for line in str(error).splitlines():
                 problems.setdefault(line, []).append(name)
             continue
-        port = settings.metrics_port
-        if port and ports.setdefault(port, name) != name:
-            line = f"metrics_port: {ports[port]} and {name} cannot both have {port}"
-            problems[line] = []
+        port, host = settings.metrics_port, settings.metrics_host
+        taken = ports.setdefault(port, []) if port else []
+        for other, other_host in taken:
+            if host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST):
+                problems[f"metrics_port: {other} and {name} cannot both have {port}"] = []
+        taken.append((name, host))
     # What all of them say is nobody's own.
     return [
         line if len(said) in (0, len(names)) else f"{', '.join(said)}: {line}"

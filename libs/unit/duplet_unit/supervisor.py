@@ -51,7 +51,10 @@ class Limits:
     failed_starts: int = 3
     """Deaths of a service that was never ready after which the unit gives up."""
     hopeless_code: int = 2
-    """Exit code of bad settings: before the first readiness no other start is tried."""
+    """Exit code of bad settings."""
+    hopeless_starts: int = 2
+    """Deaths by it, of a service that was never ready, after which the unit gives up: once more,
+    because some causes pass (a port that another process leaves, a GPU's memory)."""
     poll_s: float = 0.1
     stopped_s: float = 3.0
     """How long a process may stay stopped where that is not allowed."""
@@ -186,9 +189,8 @@ class Supervisor:
                     await keeper.process.wait()
         clean = self._failure is None and not self._killed
         names = ", ".join(self._killed)
-        self._on_event(
-            Event("unit_stopped", detail="clean" if clean else self._failure or f"killed {names}")
-        )
+        how = "clean" if clean else "gave up"
+        self._on_event(Event("unit_stopped", detail=f"killed {names}" if names else how))
         return clean
 
     async def _keep(self, keeper: _Keeper) -> None:
@@ -213,7 +215,9 @@ class Supervisor:
         keeper.gone.set()
 
     def _is_hopeless(self, code: int, deaths: int) -> bool:
-        return code == self._limits.hopeless_code or deaths >= self._limits.failed_starts
+        limits = self._limits
+        hopeless = code == limits.hopeless_code and deaths >= limits.hopeless_starts
+        return hopeless or deaths >= limits.failed_starts
 
     async def _live(self, keeper: _Keeper) -> int:
         """One life of one service: start, watch, reap. Returns its exit code."""

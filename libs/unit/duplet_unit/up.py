@@ -75,7 +75,7 @@ async def run_unit(
         finally:
             report.close()
     if supervisor.is_hopeless:
-        raise UnitError(supervisor.failure)
+        raise UnitError("the unit cannot start with these settings; what is wrong stands above")
     return clean
 
 
