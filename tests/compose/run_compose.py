@@ -39,9 +39,12 @@ from tests.e2e.streams import (
 )
 
 ASKS = [Ask(seed, max_rows=60) for seed in range(300, 308)]
-LONG_ASKS = [[Ask(seed, max_rows=250) for seed in range(k, k + 12)] for k in (400, 412, 424)]
-"""One batch after the other. Many meet their stop row early."""
-LONG_ROWS = 150
+LONG_TEXT = "The train that leaves from the other side of the river stops at every village, number"
+LONG_ASKS = [
+    [Ask(seed, LONG_TEXT, max_rows=250) for seed in range(k, k + 12)] for k in (400, 412, 424)
+]
+"""One batch after the other."""
+LONG_ROWS = 100
 LONG_AT_LEAST = 4
 LONG_AT_MOST = 8
 """At once; half of decode's slots, so that nobody who asks again finds none."""

@@ -20,9 +20,12 @@ from duplet_client import (
     Started,
     rows_from_text,
 )
+from duplet_pages.engine_config import SPEAKING_MODEL
 from duplet_pages.spec import ModelSpec
 
 VOICES = ("ada", "bo", "cleo", "dee")
+SPEAKERS = ("amber", "cedar", "slate", "robin")
+"""For the model that speaks and knows its voices."""
 RETRY_S = 0.2
 
 
@@ -41,7 +44,9 @@ class Ask:
 
     def prompt(self, spec: ModelSpec) -> NDArray[np.int32]:
         """int32 [rows, columns]."""
-        return rows_from_text(spec, f"{self.text} {self.seed}", self.voice, self.voice_rows)
+        voices = SPEAKERS if spec.name == SPEAKING_MODEL else VOICES
+        voice = voices[self.seed % len(voices)]
+        return rows_from_text(spec, f"{self.text} {self.seed}", voice, self.voice_rows)
 
 
 @dataclass(slots=True, eq=False)

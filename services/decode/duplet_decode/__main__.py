@@ -46,7 +46,7 @@ class DecodeSettings(EngineSettings):
     recheck_at_end: bool = False
     """Check the prompt's digests again when a stream ends (fault tests)."""
     damage_pages: int = Field(default=0, ge=0, le=1024)
-    """Canary's drill only, on a CPU: so many pages of every prompt are overwritten with those of
+    """Fault tests, as the canary's drill, only, on a CPU: so many pages of every prompt are overwritten with those of
     the prompt before it. Listeners then hear the wrong thing."""
 
 
