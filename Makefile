@@ -7,7 +7,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 GPUS ?= 0,1
 STAMP := .venv/.installed
-PROJECTS := pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
+PROJECTS := pyproject.toml models/pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
 
 DOCKER ?= docker
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' libs/unit/pyproject.toml)
@@ -32,7 +32,7 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt $(PROJECTS)
 	$(BIN)/python -m pip install -q --no-build-isolation -r requirements.txt -r requirements-dev.txt
 	@touch $@
 
-demo: $(STAMP)  ## a unit on the CPU: 16 requests over 4 voices, rows in demo-out/
+demo: $(STAMP)  ## a unit on the CPU: texts in every voice, speech and rows in demo-out/
 	@$(BIN)/duplet demo
 
 test: $(STAMP)  ## all tests
