@@ -25,6 +25,7 @@ from duplet_canary.utterances import (
 from duplet_canary.verdict import Judgement, judge
 from duplet_canary.watch import Sides, Watch, observe
 from duplet_client import AsyncClient, GenerateError
+from duplet_client.client import DEFAULT_TIMEOUT_S
 from duplet_client.front_end import front_end
 from duplet_core.errors import InvalidInput, Reason, Unavailable
 from duplet_pages.spec import ModelSpec
@@ -61,7 +62,7 @@ class Options:
     margin: float = MARGIN
     log: Path | None = None
     metrics_port: int = 0
-    timeout_s: float = 120.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
     """Of one request."""
     damaged_pages: int = 0
     """What the unit was told to damage; the log must know."""

@@ -20,6 +20,7 @@ from duplet_canary.run import HEARD_MODEL, Options, Result, open_canary
 from duplet_canary.utterances import Length
 from duplet_canary.verdict import Verdict
 from duplet_canary.watch import Watch
+from duplet_client.client import DEFAULT_TIMEOUT_S
 from duplet_unit.both_units import both_units
 from duplet_unit.gpus import model_settings
 from duplet_unit.terminal import run, told
@@ -34,6 +35,8 @@ EXIT_CODES = {
     Verdict.DIFFERENT: DIFFERENT,
     Verdict.NOT_ENOUGH_PAIRS: NOT_ENOUGH,
 }
+PATIENCE_S = 600.0
+"""Deadline of a request to what --start started: the cores do everything at once here."""
 LINE_EVERY = 50
 """Pairs between two lines of progress where there is no terminal."""
 
@@ -115,6 +118,7 @@ def canary(
         log=log,
         metrics_port=metrics_port,
         damaged_pages=inject,
+        timeout_s=PATIENCE_S if start else DEFAULT_TIMEOUT_S,
     )
 
     async def work() -> Result:
