@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
+.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
 
 BIN := .venv/bin
 GPUS ?= 0,1
@@ -101,6 +101,9 @@ lint: $(STAMP)  ## ruff and mypy
 format: $(STAMP)  ## lay the code out
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+bench: $(STAMP)  ## is anything slower than it was? UPDATE=1 writes the figures down
+	@$(BIN)/python -m bench.regression $(if $(UPDATE),--update)
 
 bench-admission: $(STAMP)  ## what it costs to take a prompt
 	@$(BIN)/python -m bench.admission

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,6 @@ LOAD = Synth(
     requests=64, voices=4, prompt_least=60, prompt_most=120, output_least=100, output_most=120
 )
 SETTINGS = {
-    **model_settings("tiny"),
     "DUPLET_LOG_LEVEL": "warning",
     "DUPLET_DECODE_SLOTS": "32",
     "DUPLET_DECODE_FLOOR_ROWS_PER_S": "0",
@@ -49,7 +49,7 @@ SETTINGS = {
 FULLEST = Case("uvloop", 64, 8, 150_000)
 NO_COLLECTOR = "http://127.0.0.1:9"
 """Nobody listens there: the spans are made, queued and dropped."""
-SHORT_STREAMS = Case("uvloop", 256, 8, 30_720)
+SHORT_STREAMS = Case("uvloop", 64, 8, 7_680)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,13 @@ class Size:
     lb_turns: int
     requests: int
     """Of a unit's turn."""
+    lb_rows: int
+    """Of lb's turn, and of one with spans."""
+    span_rows: int
 
 
-FULL = Size(unit_turns=12, lb_turns=6, requests=64)
-SMALL = Size(unit_turns=1, lb_turns=1, requests=8)
+FULL = Size(unit_turns=12, lb_turns=6, requests=64, lb_rows=150_000, span_rows=7_680)
+SMALL = Size(unit_turns=1, lb_turns=1, requests=8, lb_rows=1_024, span_rows=1_024)
 
 RowCost = Callable[[], Coroutine[Any, Any, float]]
 """Runs once; CPU seconds a row."""
@@ -95,9 +98,10 @@ class CountedUnit:
 
 
 @asynccontextmanager
-async def running_unit(metered: bool) -> AsyncIterator[CountedUnit]:
-    """A unit on the CPU with the model `tiny` while the context lasts."""
-    environment: Mapping[str, str] = clean_environment({**SETTINGS, "PYTHONPATH": str(ROOT)})
+async def running_unit(metered: bool, model: str = "tiny") -> AsyncIterator[CountedUnit]:
+    """A unit on the CPU while the context lasts."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = clean_environment({**SETTINGS, **model_settings(model), "PYTHONPATH": path})
     with owned_run_dir(None) as run_dir:
         listen = free_local_address()
         services = unit_services(run_dir, listen, unit_environment(environment))
@@ -159,14 +163,16 @@ async def measure_unit(report: Report, size: Size) -> None:
 
 async def measure_lb(report: Report, size: Size) -> None:
     """lb with nothing but rows to carry."""
-    found = await lb_ratios(size.lb_turns, FULLEST, replace(FULLEST, metered=False))
+    metered = replace(FULLEST, rows=size.lb_rows)
+    found = await lb_ratios(size.lb_turns, metered, replace(metered, metered=False))
     report_ratios(report, LB_RATIO, found)
 
 
 async def measure_spans(report: Report, size: Size) -> None:
     """lb that makes spans; needs the OTLP exporter."""
-    traced = replace(SHORT_STREAMS, otlp_endpoint=NO_COLLECTOR)
-    found = await lb_ratios(size.lb_turns, traced, SHORT_STREAMS)
+    untraced = replace(SHORT_STREAMS, rows=size.span_rows)
+    traced = replace(untraced, otlp_endpoint=NO_COLLECTOR)
+    found = await lb_ratios(size.lb_turns, traced, untraced)
     report_ratios(report, "lb alone, streams of 120 rows, spans: throughput ratio", found)
 
 

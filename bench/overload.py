@@ -138,7 +138,8 @@ async def run(options: argparse.Namespace) -> Report:
     return report
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--gpu", default="", help="prefill's and decode's GPU, such as 0,1")
     parser.add_argument("--model", default="tiny")
@@ -152,7 +153,11 @@ def main() -> None:
     parser.add_argument("--prompt-rows", type=int, nargs=2, default=(1_000, 2_000))
     parser.add_argument("--output-rows", type=int, nargs=2, default=(126, 420))
     parser.add_argument("--out", type=Path, default=MEASUREMENTS)
-    report = asyncio.run(run(options := parser.parse_args()))
+    return parser
+
+
+def main() -> None:
+    report = asyncio.run(run(options := make_parser().parse_args()))
     report.save(options.out)
     print(report.table())
 

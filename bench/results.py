@@ -51,14 +51,15 @@ class Result:
 class Report:
     """The results of one run."""
 
-    def __init__(self, name: str, machine: str = "") -> None:
-        """`name`: of the files under docs/measurements; `machine`: what to say beyond its CPU."""
+    def __init__(self, name: str, machine: str = "", module: str = "") -> None:
+        """`name`: of the files under docs/measurements; `machine`: what to say beyond its CPU;
+        `module`: of bench, where it is not called as the files are."""
         self.name = name
         self.results: list[Result] = []
         self._machine = "; ".join(filter(None, (describe_machine(), machine)))
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit = find_commit()
-        self._command = " ".join(["python -m bench." + name, *_arguments(sys.argv[1:])])
+        self._command = " ".join(["python -m bench." + (module or name), *_arguments(sys.argv[1:])])
         self._load = round(os.getloadavg()[0], 1)
 
     def add(self, case: str, value: float, unit: str, budget: str = "") -> None:

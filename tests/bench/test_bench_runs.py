@@ -8,12 +8,13 @@ from pathlib import Path
 
 from bench.admission_forms import COLUMNS, encode_forms, make_prompt
 from bench.admission_forms import admit as admit_form
+from bench.kv_move_cpu import move_over_contiguous
 from bench.results import ROOT, read_results
 
 
-def run_small(name: str, folder: Path) -> dict[str, float]:
+def run_small(name: str, folder: Path, *options: str) -> dict[str, float]:
     """Values by case of a small run."""
-    command = (sys.executable, "-m", f"bench.{name}", "--small", "--out", str(folder))
+    command = (sys.executable, "-m", f"bench.{name}", "--small", "--out", str(folder), *options)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
     results = read_results(folder / f"{name}.jsonl")
@@ -52,3 +53,21 @@ def test_stream(tmp_path: Path) -> None:
     paced = "uvloop, 8 streams, 50 steps/s, 1 row a message"
     assert values[f"{paced}: step to client, p99"] > 0
     assert values[f"{paced}: lb_rss_mb"] < 150
+
+
+def test_generator(tmp_path: Path) -> None:
+    values = run_small("generator", tmp_path)
+    case = "8 streams at 60 rows/s, 2 processes"
+    assert 0 <= values[f"{case}: generator_streams_at_60_rows"] <= 8
+    assert values[f"{case}: generator_lag_p99_ms"] >= 0
+    assert values[f"{case}: cores of the generator"] > 0
+    assert values[f"{case}: cores of lb"] > 0
+
+
+def test_instrumentation(tmp_path: Path) -> None:
+    values = run_small("instrumentation", tmp_path, "--part", "lb")
+    assert values["lb alone, 64 streams, 8 rows a message: throughput ratio"] > 0
+
+
+def test_moving_kv_on_the_cpu() -> None:
+    assert move_over_contiguous(2) > 0
