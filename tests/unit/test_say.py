@@ -193,7 +193,7 @@ async def test_the_front_end_bounds_what_the_caller_asks_for() -> None:
         (Answer(reason=FinishReason.LENGTH), "piece 2 was cut off after 40 rows (LENGTH)"),
         (Answer(level=0), "piece 2 is silent"),
         (Answer(level=2), "piece 2 is silent"),
-        (Answer(rows=4), "piece 2 ended after 4 rows, too few for 30 phonemes"),
+        (Answer(rows=17), "piece 2 ended after 17 rows, too few for 30 phonemes"),
         (Answer(rows=0), "piece 2 ended after 0 rows, too few for 30 phonemes"),
     ],
 )
