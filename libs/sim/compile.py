@@ -30,7 +30,7 @@ COMPILED = (
     "duplet_pages/prefix",
     *("duplet_sim/" + name for name in (
         "agenda", "checks", "content", "copying", "engines", "executor", "faults", "goal",
-        "nodes", "parts", "pool", "simulator", "staging", "swarm", "workload", "world",
+        "nodes", "parts", "pool", "promises", "simulator", "staging", "swarm", "workload", "world",
     )),
 )  # fmt: skip
 """What the steps of a run pass through. Not among it: `errors`, for a compiled class cannot be
@@ -93,11 +93,14 @@ def build(out: Path) -> None:
 
 
 def main(out: Path) -> None:
+    built = out / _BUILT
+    if built.is_file() and built.read_text() == fingerprint():
+        return
     lacking = missing()
     if lacking:
         shutil.rmtree(out, ignore_errors=True)
         print(f"uncompiled, {lacking}: half as fast", file=sys.stderr)
-    elif not (out / _BUILT).is_file() or (out / _BUILT).read_text() != fingerprint():
+    else:
         print("compiling the simulator; until its sources change this is done once", flush=True)
         build(out)
 

@@ -9,8 +9,16 @@ from duplet_core import effects as fx
 from duplet_core.engine import Start
 from duplet_core.errors import Reason
 from duplet_core.ids import Role
-from duplet_core.messages import AbortAck, Grant, Landed, SourceReleased, TransferFailed
-from duplet_sim import checks
+from duplet_core.messages import (
+    AbortAck,
+    Admit,
+    Grant,
+    Landed,
+    Leaving,
+    SourceReleased,
+    TransferFailed,
+)
+from duplet_sim import checks, promises
 from duplet_sim.content import ROW_BYTES, unpack_row
 from duplet_sim.parts import Copy, Process
 from duplet_sim.violation import Violation
@@ -32,8 +40,13 @@ def execute(world: World, process: Process, asked: list[fx.Effect]) -> None:
     if role is Role.KVPROXY:
         if world.copies:
             checks.check_withheld(process, world.copies)
+        promises.check_memory(process)
+        if process.asked:
+            promises.check_told(process)
     elif role is not Role.DECODE:
         checks.check_queue(process)
+        if role is Role.PREFILL:
+            promises.check_told(process)
     if process.leaves:
         if "writer" not in process.red:
             raise Violation("bound", "health was green before the exit")
@@ -52,13 +65,21 @@ def _send(world: World, process: Process, effect: Any) -> None:
             invariant = "ack" if kind is AbortAck else "proof"
             checks.check_quiet(world.copies, process.instance, message.transfer, invariant)
             process.acked |= {message.transfer}
+        elif kind is Leaving:
+            promises.note_told(process, effect.stream, message)
         elif kind is SourceReleased:
             checks.check_quiet(world.copies, process.instance, message.transfer, "release")
             source = world.streams.get(process.streams.get((effect.peer, effect.stream)))  # type: ignore[arg-type]
             if source is not None:
                 process.charged |= {(message.transfer, source.dialer)}
+                promises.check_landed(world, process, source.dialer, message)
     elif kind is Grant:
         checks.check_grant(process, world.now + process.skew)
+        promises.check_stays(world, process)
+    elif kind is Admit:
+        promises.check_welcome(process)
+    elif effect.peer is Role.LB and process.role is Role.PREFILL:
+        promises.note_told(process, effect.stream, message)
     world.put(process, effect.peer, effect.stream, message)
 
 
@@ -126,6 +147,7 @@ def _set_health(world: World, process: Process, effect: Any) -> None:
 
 def _drained(world: World, process: Process, effect: Any) -> None:
     process.drained = True
+    promises.check_left(world, process)
     world.work("drained", process.instance)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -50,3 +50,18 @@ def cell(stack: ExitStack, owner: Any, state: Any, what: Any, method: Callable[.
 
 def method(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
     stack.enter_context(patch.object(owner, name, new))
+
+
+def without_limit(stack: ExitStack, owner: Any, name: str, limit: str) -> None:
+    """The method does its work with a config that sets no such limit."""
+    limited = getattr(owner, name)
+
+    def unlimited(self: Any, *args: Any) -> Any:
+        config = self.config
+        self.config = replace(config, **{limit: 1 << 30})
+        try:
+            return limited(self, *args)
+        finally:
+            self.config = config
+
+    method(stack, owner, name, unlimited)

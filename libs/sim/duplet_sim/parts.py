@@ -124,6 +124,11 @@ class Process:
         """kvproxy: transfers of which it has told decode that nothing can write any more."""
         self.charged: frozenset[tuple[TransferId, InstanceId]] = frozenset()
         """kvproxy: (transfer, prefill) of which it has said SourceReleased."""
+        self.landed: frozenset[TransferId] = frozenset()
+        """kvproxy: transfers of which it has told prefill that they landed."""
+        self.told: tuple[int, Any] = (0, None)
+        """On which stream, and what: prefill to lb, why it refuses; kvproxy to decode, that it
+        leaves."""
         self.number: int | None = None
         """Stands for the state, in one search; None: not looked up since the last change."""
 

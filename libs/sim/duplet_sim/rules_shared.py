@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from duplet_core import engine
@@ -18,7 +17,7 @@ from duplet_core.prefix import Match
 from duplet_core.sources import SourcePages
 from duplet_pages.prefix import RadixIndex
 from duplet_sim import content
-from duplet_sim.mutant import Mutants, cell, method
+from duplet_sim.mutant import Mutants, cell, method, without_limit
 from duplet_sim.staging import Staging
 
 MUTANTS = Mutants()
@@ -87,33 +86,18 @@ def forgets_nothing(stack: ExitStack) -> None:
 
 
 @mutant("the engine has any number of prompts at once", "bound")
-def open_without_limit(stack: ExitStack) -> None:
-    _without_limit(stack, Jobs, "start_queued", "open_limit")
+def openwithout_limit(stack: ExitStack) -> None:
+    without_limit(stack, Jobs, "start_queued", "open_limit")
 
 
 @mutant("prefill's queue has no end", "bound")
-def queue_without_limit(stack: ExitStack) -> None:
-    _without_limit(stack, PrefillMachine, "_refusal", "queue_limit")
+def queuewithout_limit(stack: ExitStack) -> None:
+    without_limit(stack, PrefillMachine, "_refusal", "queue_limit")
 
 
 @mutant("lb's queue has no end", "bound")
-def front_without_limit(stack: ExitStack) -> None:
-    _without_limit(stack, FrontMachine, "_refusal", "queue_limit")
-
-
-def _without_limit(stack: ExitStack, owner: Any, name: str, limit: str) -> None:
-    """The method does its work with another config."""
-    limited = getattr(owner, name)
-
-    def unlimited(self: Any, *args: Any) -> Any:
-        config = self.config
-        self.config = replace(config, **{limit: 1 << 30})
-        try:
-            return limited(self, *args)
-        finally:
-            self.config = config
-
-    method(stack, owner, name, unlimited)
+def frontwithout_limit(stack: ExitStack) -> None:
+    without_limit(stack, FrontMachine, "_refusal", "queue_limit")
 
 
 # --- staging memory -----------------------------------------------------------------------
