@@ -94,7 +94,10 @@ class CountedUnit:
         failed = [record.outcome for record in outcome.records if not record.well]
         if failed:
             raise RuntimeError(f"{len(failed)} requests failed: {sorted(set(failed))}")
-        return (self.cpu_s() - before_s) / sum(record.rows for record in outcome.records)
+        rows = sum(record.rows for record in outcome.records)
+        if not rows:
+            raise RuntimeError("the model stops at once: nothing is measured")
+        return (self.cpu_s() - before_s) / rows
 
 
 @asynccontextmanager

@@ -18,9 +18,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import admission, generator, instrumentation, overload, stream, voice_runtime
+from bench import (
+    admission,
+    generator,
+    instrumentation,
+    overload,
+    stream,
+    voice_runtime,
+    voice_streams,
+)
 from bench.kv_move_cpu import move_over_contiguous
 from bench.results import MEASUREMENTS, Report, Result, describe_machine, read_results
+from duplet_client import AsyncClient
 from duplet_load.synth import make_trace
 from duplet_sim.explore import Job, search
 from duplet_sim.simulate import simulate
@@ -158,14 +167,29 @@ async def measure_generator() -> Figures:
     return {GENERATOR: await in_beats(row_cost_s)}
 
 
-async def measure_units() -> Figures:
-    found = {}
-    for model, case, requests in (("tiny", UNIT_TINY, 48), ("wren", UNIT_WREN, 12)):
-        arrivals = make_trace(replace(instrumentation.LOAD, requests=requests))
-        async with instrumentation.running_unit(metered=True, model=model) as unit:
-            await unit.row_cost_s(arrivals[:4])
-            found[case] = await in_beats(lambda: unit.row_cost_s(arrivals))  # noqa: B023
-    return found
+async def measure_unit() -> Figures:
+    arrivals = make_trace(replace(instrumentation.LOAD, requests=48))
+    async with instrumentation.running_unit(metered=True) as unit:
+        await unit.row_cost_s(arrivals[:4])  # the first requests of a process are slower
+        return {UNIT: await in_beats(lambda: unit.row_cost_s(arrivals))}
+
+
+async def measure_speech() -> Figures:
+    async with (
+        instrumentation.running_unit(metered=True, model="wren") as unit,
+        AsyncClient(unit.address) as client,
+    ):
+        spec = (await client.unit()).spec
+        assert spec is not None
+
+        async def row_cost_s() -> float:
+            before_s = unit.cpu_s()
+            heard = await voice_streams.listen_together(client, spec, 8, 2)
+            rows = sum(one.audio_s for one in heard) * spec.rows_per_second
+            return (unit.cpu_s() - before_s) / rows
+
+        await voice_streams.listen_together(client, spec, 1, 3)
+        return {SPEECH: await in_beats(row_cost_s)}
 
 
 async def measure_overload() -> Figures:
@@ -217,8 +241,8 @@ LB_ONE = f"lb, 1 row a message: beats for {ROWS} rows"
 LB_EIGHT = f"lb, 8 rows a message: beats for {ROWS} rows"
 INSTRUMENTATION = "lb alone: throughput with instrumentation over without"
 GENERATOR = f"load generator: beats for {ROWS} rows"
-UNIT_TINY = f"unit, tiny: beats for {ROWS} rows"
-UNIT_WREN = f"unit, wren: beats for {ROWS} rows"
+UNIT = f"unit, tiny: beats for {ROWS} rows"
+SPEECH = f"unit, wren, 8 listeners: beats for {ROWS} rows"
 WASTE = "overload: admitted of the prompts that were computed"
 KV_MOVE = "kv move on the CPU over a contiguous copy"
 VOCODER = f"vocoder: beats for {ROWS} rows"
@@ -238,7 +262,8 @@ GROUPS = (
     Group("lb", measure_lb, [Watch(LB_ONE, 0.25), Watch(LB_EIGHT, 0.5)]),
     Group("instrumentation", measure_instrumentation, [Watch(INSTRUMENTATION, 0.15, True)]),
     Group("generator", measure_generator, [Watch(GENERATOR, 0.4)]),
-    Group("units", measure_units, [Watch(UNIT_TINY, 0.4), Watch(UNIT_WREN, 0.3)]),
+    Group("unit", measure_unit, [Watch(UNIT, 0.4)]),
+    Group("speech", measure_speech, [Watch(SPEECH, 0.3)]),
     Group("overload", measure_overload, [Watch(WASTE, 0.05, True)]),
     Group("kv move", measure_kv_move, [Watch(KV_MOVE, 0.5)]),
     Group("voice", measure_voice, [Watch(VOCODER, 0.25), Watch(TEXT, 0.25)]),

@@ -89,6 +89,21 @@ async def listen_on(
     return heard
 
 
+async def listen_together(
+    client: AsyncClient, spec: ModelSpec, streams: int, rounds: int
+) -> list[Heard]:
+    """That many listeners at once, each with so many requests."""
+    front_end, codec = VoiceFrontEnd(spec), load_codec(directory(spec.name))
+    voices = front_end.voices.names
+    pieces = [next(front_end.pieces(text, voice)) for text in TEXTS for voice in voices]
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(listen_on(client, spec, codec, pieces, number, rounds))
+            for number in range(streams)
+        ]
+    return [one for task in tasks for one in task.result()]
+
+
 async def measure(options: argparse.Namespace, report: Report) -> None:
     """Fill the report: each number of streams, then the largest that keeps the floor."""
     settings = dict(setting.split("=", 1) for setting in options.set)
@@ -97,24 +112,11 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
     async with running(UNIT, environment, (), 1024) as address, AsyncClient(address) as client:
         spec = (await client.unit()).spec
         assert spec is not None
-        front_end, codec = VoiceFrontEnd(spec), load_codec(directory(spec.name))
-        pieces = [
-            next(front_end.pieces(text, voice))
-            for text in TEXTS
-            for voice in front_end.voices.names
-        ]
-        await listen_on(client, spec, codec, pieces, 0, len(front_end.voices.names))
+        await listen_together(client, spec, 1, len(VoiceFrontEnd(spec).voices.names))
         for streams in options.streams:
             began = time.perf_counter()
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        listen_on(client, spec, codec, pieces, number, options.rounds)
-                    )
-                    for number in range(streams)
-                ]
+            heard = await listen_together(client, spec, streams, options.rounds)
             took_s = time.perf_counter() - began
-            heard = [one for task in tasks for one in task.result()]
             rates = [one.rate for one in heard]
             slowest = quantile(rates, 0.05)
             case = f"{streams} streams"
