@@ -144,6 +144,13 @@ def test_endless_words_are_spoken_in_pieces(text: str) -> None:
     assert max(map(len, pieces)) <= MOST_PHONEMES
 
 
+def test_a_long_sentence_stays_one_for_who_cuts_it() -> None:
+    """It is read in parts, which is no reason to end it there."""
+    parts = list(SPELLER.sentences(read_text("the old man and the sea " * 30)))
+    assert len(parts) > 1
+    assert [part[-1] in PUNCTUATION for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
 def test_nothing_heavy_is_loaded_before_the_first_text() -> None:
     program = (
         "import sys, duplet_voice.front_end, duplet_voice.speech\n"

@@ -28,8 +28,8 @@ lose nothing by being passed over."""
 _UNHEARD: Final = frozenset({"Mn", "Cf", "Sk", "Zs", "Zl", "Zp"})
 """Marks, joiners and spaces: they belong to what stands beside them and are not named."""
 _LONGEST_WORD: Final = 40
-_LONGEST_SENTENCE: Final = 800
-"""Characters: more at once makes reading slow before the first piece is known."""
+_LONGEST_SENTENCE: Final = 300
+"""Characters that are read at once; reading takes long where they are no language."""
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD}}}(?=\S)")
 _LONG_NUMBER = re.compile(r"\d[\d,]{14,}")
 """Beyond trillions a number is read digit by digit."""
@@ -129,7 +129,7 @@ class Speller:
     def sentences(self, reading: Reading) -> Iterator[str]:
         """Phonemes of each sentence, as it is asked for; sentences without a sound are left out.
 
-        Every one ends with punctuation.
+        Every one ends with punctuation, but for parts of endless sentences.
         """
         from hibari.tts import Hibari
 
@@ -137,10 +137,13 @@ class Speller:
             # Lines of a paragraph are wrapped text, not sentences.
             line = " ".join(paragraph.split())
             for sentence in Hibari.split_sentences(line):
-                for run in _LONG_RUN.findall(sentence):
+                runs = _LONG_RUN.findall(sentence)
+                for number, run in enumerate(runs, 1):
                     phonemes = self.phonemes(run)
-                    if any(symbol not in PUNCTUATION for symbol in phonemes):
-                        yield phonemes if phonemes[-1] in PUNCTUATION else phonemes + "."
+                    if all(symbol in PUNCTUATION for symbol in phonemes):
+                        continue
+                    ends = number < len(runs) or phonemes[-1] in PUNCTUATION
+                    yield phonemes if ends else phonemes + "."
 
     def phonemes(self, text: str) -> str:
         """Phonemes of one sentence; numbers, abbreviations and unknown words are read out."""

@@ -64,9 +64,15 @@ def split_words(sentence: str) -> list[Word]:
             words.append(Word(text[:_SHORT], _INSIDE_COST))
             text = text[_SHORT:]
         words.append(Word(text, cost))
-    if words:
+    if words and words[-1].phonemes[-1] in PUNCTUATION:
         words[-1] = Word(words[-1].phonemes, 0.0)
     return words
+
+
+def _cut_cost(word: str) -> float:
+    """Of a cut after a word within its sentence."""
+    end = word.rstrip('"“”() ')[-1:]
+    return _CLAUSE_COST if end and end in CLAUSE_ENDS else _WORD_COST
 
 
 def best_cuts(words: list[Word]) -> list[tuple[int, int]]:
