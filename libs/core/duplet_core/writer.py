@@ -8,7 +8,6 @@ the proof that decode and prefill wait for.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from duplet_core.effects import (
@@ -22,7 +21,7 @@ from duplet_core.effects import (
     SetHealth,
 )
 from duplet_core.errors import RemoteProtocolError
-from duplet_core.ids import InstanceId, Role
+from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
 from duplet_core.link import Link
 from duplet_core.machine import Machine
 from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Leaving, Move
@@ -70,7 +69,8 @@ class WriterMachine(Machine):
         return self.pools[instance]
 
     def _own_hello(self, peer: Role, number: int, to: InstanceId | None) -> Hello:
-        return replace(super()._own_hello(peer, number, to), transport=self.transport)
+        ids = (Role.KVPROXY, self.instance, PROTOCOL_VERSION, number, to)
+        return Hello(*ids, transport=self.transport)
 
     # --- decode -----------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from duplet_core import effects as fx
@@ -20,7 +19,7 @@ from duplet_core.messages import (
 )
 from duplet_sim import checks, promises
 from duplet_sim.content import ROW_BYTES, unpack_row
-from duplet_sim.parts import Copy, Process
+from duplet_sim.parts import Client, Copy, Process
 from duplet_sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def _rows(world: World, process: Process, effect: Any) -> None:
             detail = f"{effect.transfer} got row {index} of prompt {number}, wants {got} of"
             raise Violation("foreign-rows", f"{detail} {client.content}")
         got += 1
-    world.clients[effect.transfer] = replace(client, rows=got)
+    world.clients[effect.transfer] = Client(client.submit, client.content, client.lb, got)
 
 
 def _ended(world: World, process: Process, effect: Any) -> None:
