@@ -64,7 +64,7 @@ def test_a_chunk_is_plain_attention(arrangement: Arrangement, page_rows: int, he
 
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
-    assert choose_splits(1, 8, 132) == 64
+    assert choose_splits(1, 8, 132) == 32
     assert choose_splits(16, 8, 132) == 4
     assert choose_splits(64, 8, 132) == 1
     assert choose_splits(256, 8, 132) == 1

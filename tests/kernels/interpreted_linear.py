@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from duplet_engine.gpu_linear import Gpu, Tiles, choose_tiles, launch_stream_weights
+from duplet_engine.gpu_linear import (
+    Gpu,
+    Tiles,
+    choose_tiles,
+    columns_ahead,
+    launch_stream_weights,
+)
 from duplet_engine.gpu_swiglu import gated_linear, launch_swiglu
 
 SMALL = Tiles(rows=16, out=32, inner=64, parts=1, stages=2, warps=4)
@@ -80,11 +86,14 @@ def test_s2_pros_products_are_cut_as_measured() -> None:
         (64, 64, 4, 4),
         (128, 64, 4, 8),
     ]
-    logits = [choose_tiles(m, 4097, 2560, H200, most_parts=1) for m in (1, 64, 128)]
+    logits = [choose_tiles(m, n, 2560, H200) for n in (4097, 1024) for m in (1, 64, 128)]
     assert [(cut.inner, cut.parts, cut.stages) for cut in logits] == [
-        (128, 1, 8),
-        (128, 1, 7),
-        (128, 1, 4),
+        (128, 2, 8),
+        (64, 2, 8),
+        (128, 2, 4),
+        (128, 5, 8),
+        (64, 5, 8),
+        (128, 5, 4),
     ]
 
 
@@ -98,3 +107,12 @@ def test_what_is_under_way_fits_a_multiprocessor(m: int, shared_bytes: int, gate
         assert cut.stages >= 2
         assert cut.stages * block_bytes < shared_bytes
         assert cut.parts == 1 or k // cut.inner // cut.parts >= 4
+
+
+def test_what_is_asked_for_lies_in_the_parts_own_columns() -> None:
+    """In two pieces of whole 16 bytes for each row, and never more than a part has."""
+    for share, k, rows in ((1408, 4096, 64), (128, 2560, 128), (2560, 2560, 256), (24, 24, 64)):
+        half = columns_ahead(share, k, rows)
+        assert half % 8 == 0
+        assert 0 < 2 * half <= min(share, k)
+        assert 2 * half * 2 * rows <= 32 * 1024

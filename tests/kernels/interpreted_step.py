@@ -17,7 +17,7 @@ from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_model import GpuModel
 from duplet_engine.gpu_norm import launch_add_norm
-from duplet_engine.gpu_state import StreamState
+from duplet_engine.gpu_state import Drawn, StreamState
 from duplet_engine.model_config import ModelConfig
 from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
 from duplet_engine.tiny import TINY, tiny_weights
@@ -66,6 +66,17 @@ def draws_of(state: StreamState, slots: torch.Tensor) -> Draws:
     )
 
 
+def make_drawn(count: int, stop: int, code_entries: int, chance: torch.Generator) -> Drawn:
+    return Drawn(
+        index=torch.full((count,), -1).int(),
+        codes=torch.full((count, TINY.codebooks), -1).int(),
+        broken=torch.full((count,), -1).int(),
+        stop_index=stop,
+        code_entries=code_entries,
+        code_embeddings=torch.randn((128, 24), generator=chance).bfloat16(),
+    )
+
+
 @pytest.mark.parametrize("column", [0, 4])
 @pytest.mark.parametrize("entries", [24, 100])
 def test_draws_are_the_cpus(column: int, entries: int) -> None:
@@ -74,16 +85,20 @@ def test_draws_are_the_cpus(column: int, entries: int) -> None:
     chance = torch.Generator().manual_seed(entries + column)
     slots = torch.randperm(count, generator=chance).int()
     logits = torch.randn((count, entries), generator=chance).mul_(2).round(decimals=1)
-    drawn, broken = torch.full((count,), -1).int(), torch.full((count,), -1).int()
-    codes = torch.full((count, TINY.codebooks), -1).int()
-    launch_draw(logits, entries, state, slots, column, drawn, codes, broken, stop, 60)
+    halves = torch.stack((logits * 0.25, logits * 0.75))
+    drawn = make_drawn(count, stop, 60, chance)
+    x = torch.full((count, 24), -1.0)
+    launch_draw(halves, entries, state, slots, column, drawn, x)
+    code = drawn.codes[:, max(0, column - 1)].long()
+    assert drawn.code_embeddings is not None
+    assert torch.equal(x, drawn.code_embeddings[code].float())
 
     draws = draws_of(state, slots)
     noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column, 11]), entries)
     if column:
         expected = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
-        assert codes[:, column - 1].tolist() == expected.tolist()
-        assert (drawn == -1).all()
+        assert code.tolist() == expected.tolist()
+        assert (drawn.index == -1).all()
         return
     # The CPU keeps the past newest last; the GPU by position.
     age = torch.arange(LONGEST_WINDOW, 0, -1)
@@ -92,9 +107,9 @@ def test_draws_are_the_cpus(column: int, entries: int) -> None:
     first = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
     expected = draw_token(logits, draws, recent, stop, noise[:, 0], noise[:, 1])
     assert (first != expected).any(), "some draw repeats"
-    assert drawn.tolist() == expected.tolist()
-    assert codes[:, 0].tolist() == expected.clamp_max(59).tolist()
-    assert not broken.any()
+    assert drawn.index.tolist() == expected.tolist()
+    assert code.tolist() == expected.clamp_max(59).tolist()
+    assert not drawn.broken.any()
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
@@ -103,18 +118,18 @@ def test_a_logit_that_is_no_number_marks_its_row() -> None:
     logits = torch.zeros(3, 64)
     logits[1, 63] = float("nan")
     logits[2] = float("nan")
-    drawn, broken = torch.zeros(3).int(), torch.full((3,), -1).int()
-    codes = torch.zeros(3, TINY.codebooks).int()
-    slots = torch.arange(3).int()
-    launch_draw(logits, 64, state, slots, 0, drawn, codes, broken, 63, 64)
-    assert broken.tolist() == [0, 1, 1]
-    assert ((drawn >= 0) & (drawn < 64)).all()
+    drawn = make_drawn(3, 63, 64, torch.Generator())
+    launch_draw(logits[None], 64, state, torch.arange(3).int(), 0, drawn, None)
+    assert drawn.broken.tolist() == [0, 1, 1]
+    assert ((drawn.index >= 0) & (drawn.index < 64)).all()
 
 
 def test_steps_are_the_cpu_engines() -> None:
     """Streams of every kind of sampling, padded, in shuffled slots: the CPU engine's rows."""
     steps, slots = 2, 6
-    engine = Engine(EngineConfig("monolith", pool_pages=64, arrangement="layer-major"))
+    engine = Engine(
+        EngineConfig("monolith", model="tiny", pool_pages=64, arrangement="layer-major")
+    )
     requests = make_requests(np.random.default_rng(3), [20, 33, 47])
     pages = [list(range(8 * i, 8 * i + 4)) for i in range(len(requests))]
     firsts = [run_prefill_alone(engine, r, p) for r, p in zip(requests, pages, strict=True)]
@@ -153,7 +168,7 @@ def test_steps_are_the_cpu_engines() -> None:
 
 def test_chunks_leave_the_cpu_engines_kv() -> None:
     """A prompt in two chunks, the second behind a cached prefix: keys, values and rows."""
-    engine = Engine(EngineConfig("monolith", pool_pages=8))
+    engine = Engine(EngineConfig("monolith", model="tiny", pool_pages=8))
     request = make_requests(np.random.default_rng(4), [41])[0]
     pages = [5, 2, 7]
     first_row = run_prefill_alone(engine, request, pages)
@@ -188,11 +203,6 @@ def test_chunks_leave_the_cpu_engines_kv() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (
-            replace(TINY, codebooks=0, codebook_transformer=None, codebook_sizes=()),
-            "codebooks is 0: plain language models run on the CPU only",
-        ),
-        (replace(TINY, backbone=replace(TINY.backbone, qkv_bias=True)), "qkv_bias is true"),
         (replace(TINY, backbone=replace(TINY.backbone, out_bias=True)), "out_bias is true"),
         (
             replace(TINY, backbone=replace(TINY.backbone, width=128)),
@@ -202,7 +212,6 @@ def test_chunks_leave_the_cpu_engines_kv() -> None:
             replace(TINY, backbone=replace(TINY.backbone, head_dim=24)),
             "head_dim is 24, no power of two",
         ),
-        (replace(TINY, other_stop_ids=(3, 4)), r"other_stop_ids are \[3, 4\]"),
         (replace(TINY, codebooks=17), "codebooks is 17, at most 16 can be"),
     ],
 )

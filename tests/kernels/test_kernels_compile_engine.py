@@ -13,6 +13,7 @@ from triton.compiler import ASTSource  # type: ignore[import-untyped]
 from duplet_engine.gpu_attend_chunk import attend_chunk
 from duplet_engine.gpu_attend_step import attend_step, join_splits
 from duplet_engine.gpu_draw import draw_entry
+from duplet_engine.gpu_draw_wide import draw_wide
 from duplet_engine.gpu_embed import embed_rows
 from duplet_engine.gpu_heads import place_heads
 from duplet_engine.gpu_linear import Gpu, choose_tiles, stream_weights
@@ -23,7 +24,7 @@ from tests.kernels.test_kernels_compile import CAPABILITIES, assert_no_spills
 
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 
-_BF16 = ("query", "keys", "weight", "q_norm", "k_norm", "text", "code_tables")
+_BF16 = ("query", "keys", "weight", "q_norm", "k_norm", "text", "code_tables", "embeddings", "bias")
 _FLOATS = ("parts", "logs", "x", "delta", "both", "qkv", "cos", "sin", "logits")
 _NUMBERS = ("scale", "eps", "redraw_temperature", "redraw_top_p")
 _LONGS = ("seeds",)
@@ -33,7 +34,7 @@ _POINTERS = (
 )
 _HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAGE_ROWS": 16}
 _STEP = _HEADS | {"QUERIES": 16, "BLOCK_ROWS": 64, "PRECISION": "tf32", "OVERLAP": True}
-_DRAW = {"WINDOW": 128, "CODES": 4096}
+_DRAW = {"WINDOW": 128, "CODES": 4096, "WIDTH": 4096, "OVERLAP": True}
 
 SHARED_BYTES = {90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Most that one program may have."""
@@ -69,7 +70,7 @@ CASES: dict[str, Case] = {
     "place_heads": (
         place_heads,
         {},
-        _HEADS | {"PARTS": 2, "QK_NORM": True, "BLOCK_HEADS": 8, "OVERLAP": True},
+        _HEADS | {"PARTS": 2, "BIAS": True, "QK_NORM": True, "BLOCK_HEADS": 8, "OVERLAP": True},
         {"num_warps": 4},
     ),
     "embed_rows": (
@@ -81,20 +82,26 @@ CASES: dict[str, Case] = {
     "advance": (
         advance,
         {"out": "*i32"},
-        {"COLUMNS": 11, "BLOCK": 16, "WINDOW": 128},
+        {"COLUMNS": 11, "BLOCK": 16, "WINDOW": 128, "OVERLAP": True},
         {"num_warps": 1},
     ),
     "draw_code": (
         draw_entry,
         {"temperatures": "*fp32", "top_ps": "*fp32"},
-        _DRAW | {"ENTRIES": 1024, "BLOCK": 1024, "REDRAW_COLUMN": 0},
+        _DRAW | {"ENTRIES": 1024, "BLOCK": 1024, "PARTS": 5, "REDRAW_COLUMN": 0},
         {"num_warps": 4},
+    ),
+    "draw_wide": (
+        draw_wide,
+        {"temperatures": "*fp32", "top_ps": "*fp32"},
+        {"ENTRIES": 151936, "BLOCK": 4096, "REDRAW_COLUMN": 1, "WINDOW": 128, "OVERLAP": True},
+        {"num_warps": 16},
     ),
     "draw_token": (
         draw_entry,
         {"temperatures": "*fp32", "top_ps": "*fp32"},
-        _DRAW | {"ENTRIES": 4097, "BLOCK": 4096, "REDRAW_COLUMN": 11},
-        {"num_warps": 16},
+        _DRAW | {"ENTRIES": 4097, "BLOCK": 4096, "PARTS": 2, "REDRAW_COLUMN": 11},
+        {"num_warps": 8},
     ),
 }
 
@@ -130,10 +137,11 @@ def test_engine_kernel(name: str, capability: int, tmp_path: Path) -> None:
 
 
 def assert_waits_first(ptx: str) -> None:
-    """Nothing is read or written, and no kernel let in, before those queued earlier have ended."""
-    wait = ptx.index("griddepcontrol.wait")
+    """Nothing is read or written, and no kernel let in, before those queued earlier have ended;
+    weights may be asked for."""
+    before = ptx[: ptx.index("griddepcontrol.wait")].replace("cp.async.bulk.prefetch.L2", "")
     for touch in ("ld.global", "st.global", "cp.async", "griddepcontrol.launch_dependents"):
-        assert touch not in ptx[:wait], touch
+        assert touch not in before, touch
     assert ptx.count("griddepcontrol.launch_dependents") == 1
 
 
@@ -152,7 +160,8 @@ def test_stream_weights(m: int, gated: bool, capability: int, tmp_path: Path) ->
             "GATED": gated,
             "OVERLAP": True,
         }
-        signature = dict.fromkeys(("m", "n", "k", "share"), "i32")
+        signature = dict.fromkeys(("m", "n", "k", "share", "ahead"), "i32")
+        signature["weights"] = "*bf16"
         signature |= dict.fromkeys(constants, "constexpr")
         signature["x"] = f"tensordesc<bf16[{cut.rows}, {cut.inner}]>"
         signature["weight"] = f"tensordesc<bf16[{cut.out}, {cut.inner}]>"
@@ -170,4 +179,7 @@ def test_stream_weights(m: int, gated: bool, capability: int, tmp_path: Path) ->
         assert compiled.metadata.shared <= shared_bytes
         assert_no_spills(compiled.asm["ptx"], tmp_path)
         assert "cp.async.bulk.tensor" in compiled.asm["ptx"], "reads ahead"
+        asked, waited = compiled.asm["ptx"].split("griddepcontrol.wait", 1)
+        assert asked.count("cp.async.bulk.prefetch.L2") == (2 if gated else 1)
+        assert "cp.async.bulk.prefetch" not in waited
         assert_waits_first(compiled.asm["ptx"])

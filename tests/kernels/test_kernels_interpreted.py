@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
         "interpreted_attend.py",
         "interpreted_linear.py",
         "interpreted_step.py",
+        "interpreted_lm.py",
         "interpreted_engine.py",
     ],
 )

@@ -36,23 +36,32 @@ class ChunkTiles:
     def of(
         spans: Sequence[tuple[int, int, int]], heads: int, kv_heads: int, device: torch.device
     ) -> ChunkTiles:
-        """Cut spans (table, position of the first row, rows) into tiles; the query's rows are
-        the spans' rows one after the other."""
-        group = triton.next_power_of_2(heads // kv_heads)
-        tile_rows = max(1, _TILE_QUERIES // group)
-        tiles = []
-        query_row = 0
-        for table, position, rows in spans:
-            for first in range(0, rows, tile_rows):
-                size = min(tile_rows, rows - first)
-                tiles.append((table, query_row + first, position + first, size))
-            query_row += rows
-        # Long contexts first: the last programs to start are then short ones.
-        tiles.sort(key=lambda tile: -tile[2])
-        index = torch.tensor(tiles, dtype=torch.int32)
+        """Of spans as in `cut_tiles`; the query's rows are theirs one after the other."""
+        index = cut_tiles(spans, heads, kv_heads)
         if device.type == "cuda":
             index = index.pin_memory().to(device, non_blocking=True)
-        return ChunkTiles(index, tile_rows)
+        return ChunkTiles(index, ChunkTiles.rows_of_a_tile(heads, kv_heads))
+
+    @staticmethod
+    def rows_of_a_tile(heads: int, kv_heads: int) -> int:
+        """Rows that one tile holds."""
+        return max(1, _TILE_QUERIES // triton.next_power_of_2(heads // kv_heads))
+
+
+def cut_tiles(spans: Sequence[tuple[int, int, int]], heads: int, kv_heads: int) -> Tensor:
+    """Cut spans (table, position of the first row, rows) into tiles: int32 [tiles, 4] on the host,
+    as ChunkTiles has them."""
+    tile_rows = ChunkTiles.rows_of_a_tile(heads, kv_heads)
+    tiles = []
+    query_row = 0
+    for table, position, rows in spans:
+        for first in range(0, rows, tile_rows):
+            size = min(tile_rows, rows - first)
+            tiles.append((table, query_row + first, position + first, size))
+        query_row += rows
+    # Long contexts first: the last programs to start are then short ones.
+    tiles.sort(key=lambda tile: -tile[2])
+    return torch.tensor(tiles, dtype=torch.int32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -161,7 +170,7 @@ def attend_chunk(  # type: ignore[no-untyped-def]
     head_place = kv_head * HEAD_DIM
     end = first_position + rows
     # Blocks that every row of the tile sees whole need no mask.
-    clear = (first_position + 1) // BLOCK_ROWS * BLOCK_ROWS
+    clear = tl.maximum(first_position + 1, 0) // BLOCK_ROWS * BLOCK_ROWS
     for start in range(0, clear, BLOCK_ROWS):
         top, total, mixed = _weigh(
             q,
@@ -206,7 +215,7 @@ def attend_chunk(  # type: ignore[no-untyped-def]
             PRECISION,
             True,
         )
-    mixed = mixed / total[:, None]
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
     place = (query_row * HEADS + head)[:, None] * HEAD_DIM + item[None, :]
     tl.store(out + place, mixed.to(out.dtype.element_ty), mask=real[:, None])
 

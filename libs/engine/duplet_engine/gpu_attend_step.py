@@ -142,12 +142,13 @@ def join_splits(  # type: ignore[no-untyped-def]
 
 
 def choose_splits(rows: int, kv_heads: int, processors: int) -> int:
-    """Parts to cut every row's context into, so that the programs fill the GPU: a power of two.
+    """Parts to cut every row's context into, so that the programs fill the GPU and all of them run
+    at once: a power of two.
 
     `processors`: the GPU's multiprocessors; each takes several programs at a time.
     """
-    wanted = -(-3 * processors // (rows * kv_heads))
-    return min(_MOST_SPLITS, triton.next_power_of_2(wanted))
+    most = -(-3 * processors // (rows * kv_heads))
+    return min(_MOST_SPLITS, 1 << (most.bit_length() - 1))
 
 
 def launch_attend_step(

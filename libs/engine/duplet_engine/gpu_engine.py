@@ -32,7 +32,7 @@ from duplet_memory.layout import HandleKind, PoolDescription, describe_pool
 from duplet_pages.engine_config import EngineConfig
 
 HANDLE: HandleKind = "cumem-fd"
-_ARITHMETIC = "gpu-blocks-1"
+_ARITHMETIC = "gpu-blocks-2"
 """Name of how the GPU engine computes; changes with anything that changes KV."""
 
 
@@ -90,7 +90,8 @@ class GpuEngine:
                     config.slots, table_pages, model_config.columns, self._device
                 )
             if config.role != "decode":
-                self._passes = PromptPasses(self.model, config.page_rows)
+                most_rows = max(config.chunk_rows, config.page_rows)
+                self._passes = PromptPasses(self.model, config.page_rows, most_rows)
             self.memory = self._learn_memory()
         except torch.OutOfMemoryError as error:
             raise InvalidInput(
@@ -107,6 +108,8 @@ class GpuEngine:
         self._kv = PagedKv.of_pool(memory, self.pool.description)
         self._digests = PageDigests(memory, self.pool.description)
         self._steps = self._capture_steps(self._kv)
+        if self._passes is not None:
+            self._passes.prepare(self._kv)
 
     @property
     def statement(self) -> str:
@@ -234,7 +237,7 @@ class GpuEngine:
         kv = PagedKv.of_pool(memory, page)
         steps = self._capture_steps(kv)
         if self._passes is not None:
-            self._passes.warm_up(max(self.config.chunk_rows, self.config.page_rows), kv)
+            self._passes.prepare(kv)
         torch.cuda.synchronize()
         free = torch.cuda.mem_get_info()[0]
         if steps is not None:

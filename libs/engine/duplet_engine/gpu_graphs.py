@@ -50,23 +50,33 @@ class _Captured:
         graph's own and is overwritten by the next replay."""
         self.given[: given.shape[0]].copy_(given, non_blocking=True)
         self._graph.replay()
-        return self._result[: given.shape[0]]
+        return self._result
 
 
 class BucketGraphs:
     """One work's graphs. Owns them and their memory; borrows what the work reads and writes."""
 
-    def __init__(self, most_rows: int, make: Callable[[int], tuple[Work, Tensor]]) -> None:
+    def __init__(
+        self, buckets: tuple[int, ...], make: Callable[[int], tuple[Work, Tensor]]
+    ) -> None:
         """Capture on the current device. Nothing else may be queued on it meanwhile.
 
-        `make(bucket)`: the work of a bucket, and what it is given, `bucket` rows.
+        Args:
+            buckets: sizes, ascending.
+            make: the work of a bucket, and what it is given: a row for each of the bucket's, or
+                whatever `replay_in` will be given.
         """
         pool = torch.cuda.graph_pool_handle()
-        self._buckets = buckets_up_to(most_rows)
+        self._buckets = buckets
         # The largest first: the smaller ones then find their memory in the graphs' pool.
         self._captured = {
             bucket: _Captured(*make(bucket), pool) for bucket in reversed(self._buckets)
         }
+
+    @property
+    def most_rows(self) -> int:
+        """Of the largest bucket."""
+        return self._buckets[-1]
 
     def bucket(self, count: int) -> int:
         """Rows of the graph that takes `count` rows."""
@@ -75,7 +85,12 @@ class BucketGraphs:
     def replay(self, given: Tensor) -> Tensor:
         """Queue the work on `given`; a result row for each of its rows, overwritten by the next
         replay of that bucket."""
-        return self._captured[self.bucket(given.shape[0])].replay(given)
+        count = given.shape[0]
+        return self.replay_in(self.bucket(count), given)[:count]
+
+    def replay_in(self, bucket: int, given: Tensor) -> Tensor:
+        """Queue one bucket's work; its whole result, overwritten by the next replay of it."""
+        return self._captured[bucket].replay(given)
 
     def close(self) -> None:
         """Give the graphs' memory back."""
@@ -103,7 +118,7 @@ def capture_steps(
         spare = torch.full((bucket,), slots, dtype=torch.int32, device=model.device)
         return lambda at: model.step(state, at, kv, splits), spare
 
-    return BucketGraphs(slots, make)
+    return BucketGraphs(buckets_up_to(slots), make)
 
 
 def capture_draws(model: GpuModel, first: StreamState) -> BucketGraphs:
@@ -117,4 +132,4 @@ def capture_draws(model: GpuModel, first: StreamState) -> BucketGraphs:
         hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
         return lambda given: model.draw_rows(given, first, slots), hidden
 
-    return BucketGraphs(most, make)
+    return BucketGraphs(buckets_up_to(most), make)

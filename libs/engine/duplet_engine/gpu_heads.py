@@ -1,6 +1,7 @@
 """From the product with `wqkv` to what attention reads: norm, RoPE, keys and values in place.
 
-Per row and head, in float32: queries and keys are normalised where the model does so,
+Per row and head, in float32: a bias is added where the model has one; queries and keys are
+normalised where the model does so,
 
     h = h / sqrt(mean(h^2) + eps) * weight
 
@@ -43,6 +44,8 @@ class Places:
 class HeadWeights:
     """What turns a row's heads. Borrowed from the model."""
 
+    bias: Tensor | None
+    """[(heads + 2 * kv_heads) * head_dim], of the product; None where the model has none."""
     q_norm: Tensor | None
     """[head_dim], as is `k_norm`; None where the model has none."""
     k_norm: Tensor | None
@@ -60,6 +63,7 @@ def place_heads(  # type: ignore[no-untyped-def]
     tables,
     table_index,
     positions,
+    bias,
     q_norm,
     k_norm,
     cos,
@@ -74,6 +78,7 @@ def place_heads(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
     PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
     QK_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -93,6 +98,8 @@ def place_heads(  # type: ignore[no-untyped-def]
     value = tl.zeros((BLOCK_HEADS, HEAD_DIM), tl.float32)
     for part in tl.static_range(PARTS):
         value += tl.load(source + part * part_stride, mask=real, other=0.0).to(tl.float32)
+    if BIAS:
+        value += tl.load(bias + head * HEAD_DIM + item, mask=real, other=0.0).to(tl.float32)
     turned = value
     if QK_NORM:
         weight = tl.where(head < HEADS, tl.load(q_norm + item), tl.load(k_norm + item))
@@ -144,6 +151,7 @@ def launch_place_heads(
         places.tables,
         places.table_index,
         places.positions,
+        qkv if weights.bias is None else weights.bias,
         q_norm,
         k_norm,
         weights.cos,
@@ -158,6 +166,7 @@ def launch_place_heads(
         HEAD_DIM=kv.head_dim,
         PAGE_ROWS=kv.page_rows,
         PARTS=parts,
+        BIAS=weights.bias is not None,
         QK_NORM=weights.q_norm is not None,
         BLOCK_HEADS=_BLOCK_HEADS,
         OVERLAP=qkv.is_cuda,

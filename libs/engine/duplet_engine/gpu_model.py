@@ -1,113 +1,28 @@
-"""The dual-AR transformer on a GPU: everything between rows in and rows out, never waiting.
-
-What `duplet_engine.model` computes in float32 and fixed tiles is computed here in the weights'
-dtype with the stream of activations in float32, up to rounding.
-"""
+"""A model on a GPU: everything between rows in and rows out, never waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
 
 from duplet_core.errors import InvalidInput, Reason
-from duplet_engine.arithmetic import rope_tables
 from duplet_engine.gpu_attend_step import launch_attend_step
+from duplet_engine.gpu_codes import MOST_CODEBOOKS, GpuCodes
 from duplet_engine.gpu_draw import MOST_ENTRIES, launch_draw
+from duplet_engine.gpu_draw_wide import launch_draw_wide
 from duplet_engine.gpu_embed import launch_embed_rows
-from duplet_engine.gpu_heads import HeadWeights, Places, launch_place_heads
+from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
-from duplet_engine.gpu_linear import linear, logits_of
-from duplet_engine.gpu_norm import launch_add_norm
-from duplet_engine.gpu_state import StreamState, launch_advance
-from duplet_engine.gpu_swiglu import gated_linear
-from duplet_engine.model_config import ModelConfig, TransformerConfig
-
-Attend = Callable[[int, Tensor], Tensor]
-"""Answers a layer's rotated queries [m, heads * head_dim] with as much."""
-
-_ROW_KV_ROWS = 16
-"""Rows of a page that holds one output row's codebook positions."""
-
-
-class GpuBlock:
-    """One block's weights. Owns the fused ones, shares the others with the mapping's maker."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        weights: MutableMapping[str, Tensor],
-        prefix: str,
-        tables: tuple[Tensor, Tensor],
-    ) -> None:
-        """Takes the block's tensors out of `weights`."""
-        self.attention_norm = weights.pop(f"{prefix}.attention_norm.weight")
-        self.wqkv = weights.pop(f"{prefix}.attention.wqkv.weight")
-        self.wo = weights.pop(f"{prefix}.attention.wo.weight")
-        self.ffn_norm = weights.pop(f"{prefix}.ffn_norm.weight")
-        gate = weights.pop(f"{prefix}.feed_forward.w1.weight")
-        up = weights.pop(f"{prefix}.feed_forward.w3.weight")
-        self.w13 = torch.cat((gate, up))
-        del gate, up
-        self.w2 = weights.pop(f"{prefix}.feed_forward.w2.weight")
-        q_norm = k_norm = None
-        if config.qk_norm:
-            q_norm = weights.pop(f"{prefix}.attention.q_norm.weight")
-            k_norm = weights.pop(f"{prefix}.attention.k_norm.weight")
-        self.heads = HeadWeights(q_norm, k_norm, *tables, config.norm_eps)
-
-
-class GpuTransformer:
-    """A stack of blocks with its final norm. Owns its weights and RoPE tables."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        weights: MutableMapping[str, Tensor],
-        prefix: str,
-        positions: int,
-    ) -> None:
-        """Takes the stack's tensors out of `weights`, which has them on one device."""
-        self._config = config
-        self._norm = weights.pop(f"{prefix}.norm.weight")
-        cos, sin = rope_tables(config, positions, self._norm.dtype)
-        tables = cos.to(self._norm.device), sin.to(self._norm.device)
-        self._blocks = [
-            GpuBlock(config, weights, f"{prefix}.layers.{layer}", tables)
-            for layer in range(config.layers)
-        ]
-
-    def forward(self, x: Tensor, kv: PagedKv, places: Places, attend: Attend) -> Tensor:
-        """Queue a pass on the current stream.
-
-        Args:
-            x: float32 [m, width]; afterwards it holds the state before the final norm.
-            kv: where the rows' keys and values go.
-            places: of the rows.
-            attend: called once a layer, after its keys and values are queued.
-
-        Returns:
-            [m, width] after the final norm, in the weights' dtype.
-        """
-        c = self._config
-        delta: Tensor | None = None
-        for layer, block in enumerate(self._blocks):
-            hidden = launch_add_norm(x, delta, block.attention_norm, c.norm_eps)
-            qkv = linear(hidden, block.wqkv)
-            query = launch_place_heads(qkv, block.heads, kv, layer, places, c.heads)
-            delta = linear(attend(layer, query), block.wo)
-            hidden = launch_add_norm(x, delta, block.ffn_norm, c.norm_eps)
-            delta = linear(gated_linear(hidden, block.w13), block.w2)
-        return launch_add_norm(x, delta, self._norm, c.norm_eps)
-
-    def norm(self, hidden: Tensor) -> Tensor:
-        """Queue the final norm of `hidden` [m, width], a state before it."""
-        return launch_add_norm(hidden.float(), None, self._norm, self._config.norm_eps)
+from duplet_engine.gpu_linear import logits_of
+from duplet_engine.gpu_stack import Attend, GpuTransformer
+from duplet_engine.gpu_state import Drawn, StreamState, launch_advance
+from duplet_engine.model_config import ModelConfig
 
 
 class GpuModel:
-    """Backbone, head and codebook transformer. Owns its weights and the codebooks' scratch KV."""
+    """Backbone, head and, in a dual-AR model, codebook transformer. Owns them."""
 
     def __init__(
         self,
@@ -126,37 +41,24 @@ class GpuModel:
             InvalidInput: a model that the GPU's kernels do not cover.
         """
         _check_covered(config)
-        small = config.codebook_transformer
-        assert small is not None
         self.config = config
         self._text = weights.pop("text_model.model.embeddings.weight")
         self._backbone = GpuTransformer(
             config.backbone, weights, "text_model.model", config.longest_sequence
         )
         device = self._text.device
-        ids = torch.tensor(config.drawable_ids, device=device)
         self._entries = len(config.drawable_ids)
+        self._stop_index = config.drawable_ids.index(config.stop_id)
+        self._drawn_ids = torch.tensor(config.drawn_ids, dtype=torch.int32, device=device)
         head = self._text
         if not config.tied_head:
             head = weights.pop("text_model.model.output.weight")
-        self._head = head[ids]
-        self._drawn_ids = torch.tensor(config.drawn_ids, dtype=torch.int32, device=device)
-        self._code_tables = weights.pop("audio_decoder.codebook_embeddings.weight")
-        self._small_text = weights.pop("audio_decoder.embeddings.weight")
-        self._small = GpuTransformer(small, weights, "audio_decoder", config.codebooks)
-        output = weights.pop("audio_decoder.output.weight")
-        self._small_heads = [output[:size] for size in config.codebook_sizes]
-        self._small_kv = PagedKv.scratch(
-            small.layers, slots, _ROW_KV_ROWS, small.kv_heads, small.head_dim, self._text
-        )
-        streams = torch.arange(slots, dtype=torch.int32, device=device)
-        self._own_page = streams[:, None].contiguous()
-        self._streams = streams
-        self._book_positions = (
-            torch.arange(config.codebooks, dtype=torch.int32, device=device)
-            .repeat_interleave(slots)
-            .view(config.codebooks, slots)
-        )
+        # Without codebooks every id is drawable, in order: the table itself, which is large.
+        ids = torch.tensor(config.drawable_ids, device=device)
+        self._head = head[ids] if config.codebooks else head
+        self._codes: GpuCodes | None = None
+        if config.codebook_transformer is not None:
+            self._codes = GpuCodes(config, config.codebook_transformer, weights, slots)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -170,8 +72,9 @@ class GpuModel:
 
     def forward(self, rows: Tensor, kv: PagedKv, places: Places, attend: Attend) -> Tensor:
         """Queue the backbone over `rows` int32 [m, columns]; returns the hidden states [m, width]
-        that the codebook transformer takes: after the final norm, or before it."""
-        x = launch_embed_rows(rows, self._text, self._code_tables, self.config)
+        that draws take: after the final norm, or before it."""
+        code_tables = self._text if self._codes is None else self._codes.tables
+        x = launch_embed_rows(rows, self._text, code_tables, self.config)
         hidden = self._backbone.forward(x, kv, places, attend)
         return hidden if self.config.hidden_after_norm else x.to(hidden.dtype)
 
@@ -202,75 +105,45 @@ class GpuModel:
     def draw_rows(self, hidden: Tensor, state: StreamState, slots: Tensor) -> Tensor:
         """Queue drawing the row after each slot's newest one; arguments and result as in `step`,
         `hidden` [m, width] `forward`'s of the newest rows."""
-        c = self.config
+        c, codes = self.config, self._codes
         m = hidden.shape[0]
-        drawn, broken = slots.new_empty(m), slots.new_empty(m)
-        codes = slots.new_empty(m, c.codebooks)
-        stop_index = self._entries - 1
-        draws = (drawn, codes, broken, stop_index, c.codebook_entries)
         normed = hidden if c.hidden_after_norm else self._backbone.norm(hidden)
         logits = logits_of(normed, self._head)
-        launch_draw(logits, self._entries, state, slots, 0, *draws)
-        x = torch.cat((hidden, self._small_text[codes[:, 0]])).float()
-        for book in range(1, c.codebooks):
-            rows = 2 * m if book == 1 else m
-            places = self._row_places(book, m)
-            out = self._small.forward(x, self._small_kv, places, self._attend_row(places))
-            logits = logits_of(out[rows - m :], self._small_heads[book])
-            launch_draw(logits, c.codebook_sizes[book], state, slots, book + 1, *draws)
-            x = self._small_text[codes[:, book]].float()
-        return launch_advance(state, slots, drawn, codes, broken, self._drawn_ids, c.stop_id)
-
-    def _row_places(self, book: int, m: int) -> Places:
-        """Positions of one pass; the first one takes positions 0 and 1 together."""
-        stream, position = self._streams[:m], self._book_positions[book, :m]
-        if book == 1:
-            stream = torch.cat((stream, stream))
-            position = torch.cat((self._book_positions[0, :m], position))
-        return Places(self._own_page, stream, position)
-
-    def _attend_row(self, places: Places) -> Attend:
-        small = self.config.codebook_transformer
-        assert small is not None
-        heads = small.heads
-
-        def attend(layer: int, query: Tensor) -> Tensor:
-            return launch_attend_step(
-                query,
-                self._small_kv,
-                layer,
-                places.tables,
-                places.table_index,
-                places.positions,
-                heads,
-                splits=1,
-                block_rows=_ROW_KV_ROWS,
-            )
-
-        return attend
+        drawn = Drawn(
+            index=slots.new_empty(m),
+            codes=slots.new_empty(m, c.codebooks),
+            broken=slots.new_empty(m),
+            stop_index=self._stop_index,
+            code_entries=c.codebook_entries,
+            code_embeddings=None if codes is None else codes.embeddings,
+        )
+        if codes is None:
+            launch_draw_wide(logits, self._entries, state, slots, drawn)
+        else:
+            x = hidden.new_empty(2 * m, hidden.shape[1], dtype=torch.float32)
+            x[:m] = hidden
+            launch_draw(logits, self._entries, state, slots, 0, drawn, x[m:])
+            codes.draw(x, drawn, state, slots)
+        return launch_advance(state, slots, drawn, self._drawn_ids, c.stop_id)
 
 
 def _check_covered(config: ModelConfig) -> None:
     small = config.codebook_transformer
-    if small is None:
-        raise _refuse(config, "codebooks is 0: plain language models run on the CPU only")
-    stacks = (config.backbone, small)
+    stacks = (config.backbone,) if small is None else (config.backbone, small)
     checks = (
         (
-            len(config.drawable_ids) > MOST_ENTRIES,
+            small is not None and len(config.drawable_ids) > MOST_ENTRIES,
             f"drawable_ids are {len(config.drawable_ids)}, at most {MOST_ENTRIES} can be",
         ),
         (
-            config.codebooks > _ROW_KV_ROWS,
-            f"codebooks is {config.codebooks}, at most {_ROW_KV_ROWS} can be",
+            config.codebooks > MOST_CODEBOOKS,
+            f"codebooks is {config.codebooks}, at most {MOST_CODEBOOKS} can be",
         ),
         (
-            config.projects_hidden,
-            f"width is {small.width} in the codebook transformer and {config.backbone.width} "
-            "in the backbone",
+            small is not None and config.projects_hidden,
+            f"width is {small and small.width} in the codebook transformer and "
+            f"{config.backbone.width} in the backbone",
         ),
-        (bool(config.other_stop_ids), f"other_stop_ids are {list(config.other_stop_ids)}"),
-        (any(s.qkv_bias for s in stacks), "qkv_bias is true"),
         (any(s.out_bias for s in stacks), "out_bias is true"),
         *(
             (bool(s.head_dim & (s.head_dim - 1)), f"head_dim is {s.head_dim}, no power of two")
@@ -279,8 +152,4 @@ def _check_covered(config: ModelConfig) -> None:
     )
     for wrong, why in checks:
         if wrong:
-            raise _refuse(config, why)
-
-
-def _refuse(config: ModelConfig, why: str) -> InvalidInput:
-    return InvalidInput(Reason.INVALID_REQUEST, f"model {config.name!r} on a GPU: {why}")
+            raise InvalidInput(Reason.INVALID_REQUEST, f"model {config.name!r} on a GPU: {why}")

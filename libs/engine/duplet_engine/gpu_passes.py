@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +18,15 @@ from duplet_engine.gpu_graphs import capture_draws
 from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_model import GpuModel
+from duplet_engine.gpu_pass_graphs import MOST_ROWS, PassGraphs, Span, place_spans
 from duplet_engine.gpu_prefill_loop import MOST_PARTS, PartDone, PassDone
 from duplet_engine.gpu_state import StreamState
 from duplet_engine.sequences import PrefillSequence
 
 Named = tuple[PrefillSequence, ChunkPart]
 
-_WARM_ROWS = (1, 5, 16, 17, 32, 33, 64, 65, 128, 129)
-"""Sizes of pass that kernels tell apart, beside the largest one: by the tiles of their products,
-and by whether 16 divides them."""
+_WARM_ROWS = (MOST_ROWS + 1, MOST_ROWS + 16)
+"""Sizes of pass without a graph that kernels tell apart: by whether 16 divides them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +45,38 @@ class PassFlight:
 
 
 class PromptPasses:
-    """What passes need beside model and KV: graphs of first draws and their state. Owns both.
+    """What passes need beside model and KV: graphs of small passes, graphs of first draws and
+    their state. Owns all of it.
 
     Everything is queued on the current CUDA stream of the thread that calls, but digests.
     """
 
-    def __init__(self, model: GpuModel, page_rows: int) -> None:
-        """Capture the draws on the model's device, which is the current one."""
+    def __init__(self, model: GpuModel, page_rows: int, most_rows: int) -> None:
+        """Capture the draws on the model's device, which is the current one; the passes are
+        captured by `prepare`, once there is a pool. `most_rows`: of a pass."""
         self._model = model
         self._page_rows = page_rows
         self._table_pages = -(-model.config.longest_sequence // page_rows)
         self._first = StreamState.empty(MOST_PARTS, 1, model.config.columns, model.device)
         self._draws = capture_draws(model, self._first)
+        self._most_rows = most_rows
+        self._graphs: PassGraphs | None = None
+
+    def prepare(self, kv: PagedKv) -> None:
+        """Capture small passes over a pool, and queue large ones over its page 0, where all rows
+        land over and over, for what is built at first use and to see how much memory it takes."""
+        if self._graphs is not None:
+            self._graphs.close()
+        shape = (MOST_PARTS, self._table_pages)
+        self._graphs = PassGraphs(self._model, kv, *shape, self._most_rows)
+        tables = torch.zeros(shape, dtype=torch.int32)
+        longest = self._model.config.longest_sequence
+        for size in (*_WARM_ROWS, self._most_rows):
+            count = min(size, self._most_rows, MOST_PARTS * longest)
+            lengths = [min(longest, count - begin) for begin in range(0, count, longest)]
+            spans = [(table, 0, length) for table, length in enumerate(lengths)]
+            rows = torch.zeros((count, self._model.config.columns), dtype=torch.int32)
+            self._forward(rows, tables, spans, kv)
 
     def launch(
         self, parts: Sequence[Named], kv: PagedKv, digests: PageDigests | None
@@ -68,7 +87,7 @@ class PromptPasses:
         """
         require(0 < len(parts) <= MOST_PARTS, f"a pass of {len(parts)} parts")
         rows = torch.cat([s.rows[part.first : part.first + part.count] for s, part in parts])
-        tables = torch.zeros((len(parts), self._table_pages), dtype=torch.int32)
+        tables = torch.zeros((MOST_PARTS, self._table_pages), dtype=torch.int32)
         for index, (sequence, _) in enumerate(parts):
             pages = sequence.start.pages[: self._table_pages]
             tables[index, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
@@ -105,35 +124,23 @@ class PromptPasses:
             done.append(PartDone(own, None if row is None else row[:-1], finite))
         return PassDone(tuple(done), drawn_ns - round(draw_ms * 1e6), drawn_ns)
 
-    def warm_up(self, most_rows: int, kv: PagedKv) -> None:
-        """Queue passes of every kind of size up to `most_rows` rows over page 0, where all rows
-        land over and over, for what is built at first use and to see how much memory it takes."""
-        tables = torch.zeros((MOST_PARTS, self._table_pages), dtype=torch.int32)
-        longest = self._model.config.longest_sequence
-        for size in (*_WARM_ROWS, most_rows):
-            count = min(size, most_rows, MOST_PARTS * longest)
-            lengths = [min(longest, count - begin) for begin in range(0, count, longest)]
-            spans = [(table, 0, length) for table, length in enumerate(lengths)]
-            rows = torch.zeros((count, self._model.config.columns), dtype=torch.int32)
-            self._forward(rows, tables, spans, kv)
-
     def close(self) -> None:
         """Give the graphs' memory back."""
         self._draws.close()
+        if self._graphs is not None:
+            self._graphs.close()
 
-    def _forward(
-        self, rows: Tensor, tables: Tensor, spans: Sequence[tuple[int, int, int]], kv: PagedKv
-    ) -> Tensor:
-        """Queue the backbone over `rows` int32 [m, columns] of the spans (table, first position,
-        count), all on the host; hidden states [m, width]."""
+    def _forward(self, rows: Tensor, tables: Tensor, spans: Sequence[Span], kv: PagedKv) -> Tensor:
+        """Queue the backbone over `rows` int32 [m, columns] of the spans, all on the host; hidden
+        states [m, width], overwritten by the next pass. `kv`: what was prepared for."""
+        if self._graphs is not None and self._graphs.holds(rows.shape[0]):
+            return self._graphs.replay(rows, tables, spans)
         backbone, device = self._model.config.backbone, self._model.device
-        counts = [count for _, _, count in spans]
-        index = np.repeat(np.array([table for table, _, _ in spans], np.int32), counts)
-        positions = np.concatenate([np.arange(f, f + n, dtype=np.int32) for _, f, n in spans])
+        index, positions = place_spans(spans)
         places = Places(
             _to_device(tables, device),
-            _to_device(torch.from_numpy(index), device),
-            _to_device(torch.from_numpy(positions), device),
+            _to_device(index, device),
+            _to_device(positions, device),
         )
         tiles = ChunkTiles.of(spans, backbone.heads, backbone.kv_heads, device)
 

@@ -12,6 +12,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from duplet_engine.gpu_linear import follow
 from duplet_engine.sampling import LONGEST_WINDOW
 
 
@@ -61,6 +62,22 @@ class StreamState:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one step's draws write, and how they read it back. Lives for the step."""
+
+    index: Tensor
+    """int32 [m], of the token among the drawable ids."""
+    codes: Tensor
+    """int32 [m, codebooks]; of column 0 the first one has the entry, at most `code_entries` - 1."""
+    broken: Tensor
+    """int32 [m], 1 where a logit of the token is not finite."""
+    stop_index: int
+    code_entries: int
+    code_embeddings: Tensor | None
+    """[entries, width], of the codebook transformer; None without one."""
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def advance(  # type: ignore[no-untyped-def]
     slots,
@@ -76,6 +93,7 @@ def advance(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (row): the drawn row becomes the slot's newest and goes out.
 
@@ -84,6 +102,8 @@ def advance(  # type: ignore[no-untyped-def]
         broken: int32 [m]. ids: int32, the drawable ids.
         out: int32 [m, COLUMNS + 1], written: the row, and 1 where it means nothing.
     """
+    if OVERLAP:
+        follow()
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     index = tl.load(drawn + row)
@@ -107,20 +127,18 @@ def advance(  # type: ignore[no-untyped-def]
 def launch_advance(
     state: StreamState,
     slots: Tensor,
-    drawn: Tensor,
-    codes: Tensor,
-    broken: Tensor,
+    drawn: Drawn,
     ids: Tensor,
     stop_id: int,
 ) -> Tensor:
     """Queue it on the current stream; see `advance`. Returns int32 [m, columns + 1]."""
     m, columns = slots.shape[0], state.rows.shape[1]
-    out = drawn.new_empty(m, columns + 1)
+    out = slots.new_empty(m, columns + 1)
     advance[(m,)](
         slots,
-        drawn,
-        codes,
-        broken,
+        drawn.index,
+        drawn.codes,
+        drawn.broken,
         ids,
         state.rows,
         state.positions,
@@ -130,6 +148,8 @@ def launch_advance(
         COLUMNS=columns,
         BLOCK=triton.next_power_of_2(columns + 1),
         WINDOW=LONGEST_WINDOW,
+        OVERLAP=slots.is_cuda,
         num_warps=1,
+        launch_pdl=slots.is_cuda,
     )
     return out
