@@ -124,6 +124,11 @@ def test_torch_is_not_loaded(package: str) -> None:
     assert "torch" not in loaded
 
 
+def test_lb_without_spans_loads_nothing_for_them() -> None:
+    assert "opentelemetry" in loaded_after_import(["duplet_lb.tracing"])
+    assert "opentelemetry" not in loaded_after_import(["duplet_lb.__main__"])
+
+
 def test_engine_process_has_no_asyncio_and_no_grpc_of_its_own() -> None:
     """By the sources: torch itself may load asyncio, which then runs no loop."""
     reached = reached_modules("duplet_engine.__main__")
