@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from duplet_core.engine import Start
 from duplet_core.errors import InvalidInput
+from duplet_core.messages import Sampling
+from duplet_engine.checkpoint import load_checkpoint
 from duplet_engine.engine import Engine
 from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
 from duplet_engine.gpu_draw import launch_draw
@@ -20,6 +23,8 @@ from duplet_engine.gpu_norm import launch_add_norm
 from duplet_engine.gpu_state import Drawn, StreamState
 from duplet_engine.model_config import ModelConfig
 from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
+from duplet_engine.sequences import open_prefill
+from duplet_engine.shapes import SHAPES, random_weights
 from duplet_engine.tiny import TINY, tiny_weights
 from duplet_pages.engine_config import EngineConfig
 from tests.engine.company import make_requests, run_prefill_alone
@@ -166,6 +171,35 @@ def test_steps_are_the_cpu_engines() -> None:
     engine.close()
 
 
+def test_a_projected_hidden_states_rows_are_the_cpu_engines() -> None:
+    """A codebook transformer of another width than the backbone, three query heads a key head."""
+    config = SHAPES["small-dual-ar"]
+    sampling = Sampling(5, 0.8, 0.8, 30, 10)
+    chance = np.random.default_rng(6)
+    prompt = np.zeros((20, config.columns), "<i4")
+    prompt[:, 1:] = chance.integers(0, config.codebook_sizes, (20, config.codebooks))
+    prompt[:, 0] = config.semantic_first + prompt[:, 1]
+    engine = Engine(EngineConfig("monolith", model=config.name, pool_pages=4))
+    start = Start(0, (2, 1), prompt.tobytes(), 0, 0, sampling)
+    first = engine.prefill_chunk(open_prefill(config, start, 16, 4))
+    assert first is not None
+    kv = PagedKv.of_pool(torch.from_numpy(engine.pool.memory.copy()), engine.pool.description)
+    batch = engine.new_batch()
+    batch.join(Start(0, (2, 1), first.numpy().astype("<i4").tobytes(), 20, 4, sampling))
+    expected = [engine.decode_step(batch)[0][0].tolist() for _ in range(3)]
+    engine.close()
+
+    model = GpuModel(config, random_weights(config, CPU, torch.float32), 1)
+    state = StreamState.empty(1, 2, config.columns, CPU)
+    state.tables[0] = torch.tensor([2, 1])
+    state.rows[0], state.positions[0], state.seeds[0] = first, 20, sampling.seed
+    state.temperature[0], state.top_p[0] = sampling.temperature, sampling.top_p
+    state.top_k[0], state.window[0] = sampling.top_k, sampling.repetition_window
+    slots = torch.zeros(1, dtype=torch.int32)
+    rows = [model.step(state, slots, kv, splits=2)[0].tolist() for _ in range(3)]
+    assert rows == [[*row, 0] for row in expected]
+
+
 def test_chunks_leave_the_cpu_engines_kv() -> None:
     """A prompt in two chunks, the second behind a cached prefix: keys, values and rows."""
     engine = Engine(EngineConfig("monolith", model="tiny", pool_pages=8))
@@ -200,14 +234,18 @@ def test_chunks_leave_the_cpu_engines_kv() -> None:
     assert drawn[0].tolist() == [*first_row.tolist(), 0]
 
 
+@pytest.mark.parametrize("name", ["wren", "tiny"])
+def test_the_built_in_models_are_covered(name: str) -> None:
+    config, weights = load_checkpoint(name, "cpu", torch.float32, lambda *_: None)
+    weights = dict(weights)
+    GpuModel(config, weights, 1)
+    assert not weights, "all of them are taken"
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
         (replace(TINY, backbone=replace(TINY.backbone, out_bias=True)), "out_bias is true"),
-        (
-            replace(TINY, backbone=replace(TINY.backbone, width=128)),
-            "width is 64 in the codebook transformer and 128 in the backbone",
-        ),
         (
             replace(TINY, backbone=replace(TINY.backbone, head_dim=24)),
             "head_dim is 24, no power of two",

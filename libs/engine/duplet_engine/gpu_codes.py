@@ -11,7 +11,7 @@ from duplet_engine.gpu_attend_step import launch_attend_step
 from duplet_engine.gpu_draw import launch_draw
 from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
-from duplet_engine.gpu_linear import logits_of
+from duplet_engine.gpu_linear import linear, logits_of
 from duplet_engine.gpu_stack import Attend, GpuTransformer
 from duplet_engine.gpu_state import Drawn, StreamState
 from duplet_engine.model_config import ModelConfig, TransformerConfig
@@ -43,6 +43,10 @@ class GpuCodes:
         self.tables = weights.pop("audio_decoder.codebook_embeddings.weight")
         self.embeddings = weights.pop("audio_decoder.embeddings.weight")
         self._stack = GpuTransformer(stack, weights, "audio_decoder", config.codebooks)
+        self._project: tuple[Tensor, Tensor] | None = None
+        if config.projects_hidden:
+            weight = weights.pop("audio_decoder.project_in.weight")
+            self._project = weight, weights.pop("audio_decoder.project_in.bias")
         output = weights.pop("audio_decoder.output.weight")
         self._outputs = [output[:size] for size in config.codebook_sizes]
         self._kv = PagedKv.scratch(
@@ -56,11 +60,23 @@ class GpuCodes:
             .view(config.codebooks, slots)
         )
 
+    def begin(self, hidden: Tensor) -> Tensor:
+        """Queue the first pass's input for `hidden` [m, width of the backbone]: float32
+        [2 * m, width], its second half still to be written with the first codes' embeddings."""
+        m = hidden.shape[0]
+        x = hidden.new_empty(2 * m, self.embeddings.shape[1], dtype=torch.float32)
+        if self._project is None:
+            x[:m] = hidden
+        else:
+            weight, bias = self._project
+            x[:m] = linear(hidden, weight).float().sum(0) + bias
+        return x
+
     def draw(self, x: Tensor, drawn: Drawn, state: StreamState, slots: Tensor) -> None:
         """Queue drawing all codes but the first one.
 
         Args:
-            x: float32 [2 * m, width]: the hidden states, then the first codes' embeddings.
+            x: of `begin`, whole.
             drawn: written. state: of the streams. slots: int32 [m].
         """
         sizes = self._config.codebook_sizes

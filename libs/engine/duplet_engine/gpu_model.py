@@ -120,8 +120,7 @@ class GpuModel:
         if codes is None:
             launch_draw_wide(logits, self._entries, state, slots, drawn)
         else:
-            x = hidden.new_empty(2 * m, hidden.shape[1], dtype=torch.float32)
-            x[:m] = hidden
+            x = codes.begin(hidden)
             launch_draw(logits, self._entries, state, slots, 0, drawn, x[m:])
             codes.draw(x, drawn, state, slots)
         return launch_advance(state, slots, drawn, self._drawn_ids, c.stop_id)
@@ -138,11 +137,6 @@ def _check_covered(config: ModelConfig) -> None:
         (
             config.codebooks > MOST_CODEBOOKS,
             f"codebooks is {config.codebooks}, at most {MOST_CODEBOOKS} can be",
-        ),
-        (
-            small is not None and config.projects_hidden,
-            f"width is {small and small.width} in the codebook transformer and "
-            f"{config.backbone.width} in the backbone",
         ),
         (any(s.out_bias for s in stacks), "out_bias is true"),
         *(
