@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test clean
+.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test voice-data voice-train voice-eval clean
 
 BIN := .venv/bin
 GPUS ?= 0,1
@@ -96,7 +96,7 @@ canary-long: $(STAMP)  ## the equivalence test by ear, other seeds on each side;
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy libs services tests bench
+	$(BIN)/mypy libs services tests bench training models
 
 format: $(STAMP)  ## lay the code out
 	$(BIN)/ruff format
@@ -104,6 +104,29 @@ format: $(STAMP)  ## lay the code out
 
 bench: $(STAMP)  ## is anything slower than it was? UPDATE=1 writes the figures down
 	@$(BIN)/python -m bench.regression $(if $(UPDATE),--update)
+
+VOICE := run/voice
+WREN := models/duplet_models/wren
+DEBIAN := fortunes fortunes-min bible-kjv bible-kjv-text wamerican
+
+voice-data: $(STAMP)  ## texts, speech and codes for training/ (11 h of speech; half an hour)
+	@$(BIN)/python -m pip install -q --no-build-isolation -r training/requirements.txt
+	@mkdir -p $(VOICE)/debian
+	@cd $(VOICE)/debian && apt-get -q download $(DEBIAN) && for f in *.deb; do dpkg -x $$f .; done
+	@$(BIN)/python -m training.texts --debian $(VOICE)/debian --out $(VOICE)/texts.jsonl
+	@$(BIN)/python -m training.texts --debian $(VOICE)/debian --count 1500 --seed 4 --held-out \
+	  --out $(VOICE)/held-out.jsonl
+	@OMP_NUM_THREADS=1 $(BIN)/python -m training.speak --texts $(VOICE)/texts.jsonl --out $(VOICE)/speech
+	@$(BIN)/python -m training.make_codes --shards $(VOICE)/speech --out $(VOICE)/codes
+
+voice-train:  ## the built-in voice's weights, on this machine's GPU; VOICE_SECONDS=n
+	@$(BIN)/python -m training.train_model --codes $(VOICE)/codes/codes.npz --model $(WREN) \
+	  --seconds $(or $(VOICE_SECONDS),500) --out $(VOICE)/weights
+	@cp $(VOICE)/weights/model.safetensors $(VOICE)/codes/codec.safetensors $(WREN)/
+	@$(BIN)/python -m training.make_voices --model $(WREN)
+
+voice-eval: $(STAMP)  ## docs/measurements/voice.md: phoneme error rates of held-out texts
+	@$(BIN)/python -m bench.voice --texts $(VOICE)/held-out.jsonl
 
 bench-admission: $(STAMP)  ## what it costs to take a prompt
 	@$(BIN)/python -m bench.admission
