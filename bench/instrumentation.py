@@ -36,6 +36,8 @@ RATIO = "instrumentation_throughput_ratio"
 BUDGET = ">= 0.99"
 LB_RATIO = "lb alone, 64 streams, 8 rows a message: throughput ratio"
 LISTENERS = 16
+TIMEOUT_S = 300.0
+"""Of a request: others may want the cores, too."""
 ROWS_PER_MESSAGE = 8
 """A message of few rows costs lb so much that what is counted of a row hardly shows."""
 LOAD = Synth(
@@ -89,7 +91,9 @@ class CountedUnit:
     async def row_cost_s(self, arrivals: Sequence[Arrival]) -> float:
         """CPU seconds a row of one turn."""
         before_s = self.cpu_s()
-        load = Load(self.address, 1, LISTENERS, rows_per_message=ROWS_PER_MESSAGE)
+        load = Load(
+            self.address, 1, LISTENERS, rows_per_message=ROWS_PER_MESSAGE, timeout_s=TIMEOUT_S
+        )
         outcome = await run_load(load, arrivals, lambda _: None)
         failed = [record.outcome for record in outcome.records if not record.well]
         if failed:
