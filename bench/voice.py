@@ -154,7 +154,7 @@ def say(engine: Engine, texts: list[str], voice: str, sampling: Sampling) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, required=True, help="of training.texts --held-out")
-    parser.add_argument("--count", type=int, default=70, help="texts a voice")
+    parser.add_argument("--count", type=int, default=42, help="texts a voice")
     parser.add_argument("--voices", nargs="*", default=list(SPEAKERS))
     parser.add_argument("--temperature", type=float, default=0.5)
     parser.add_argument("--top-p", type=float, default=0.8)
