@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.results import ROOT
+from duplet_runtime.fate import die_with_parent
 
 LINE_BYTES = 1 << 24
 LIMIT_S = 120.0
@@ -52,9 +54,10 @@ class Child:
 async def running(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Child]:
-    """`python -m MODULE ARGUMENTS` while the context lasts; it is killed after it."""
+    """`python -m MODULE ARGUMENTS` while the context lasts; it is killed after it, or when we
+    are killed."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
+        *(sys.executable, "-m", "bench.processes", module, *arguments),
         cwd=ROOT,
         env=None if environment is None else dict(environment),
         stdin=asyncio.subprocess.PIPE,
@@ -97,3 +100,9 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Ours without anybody's Duplet settings, the quick model, and `extra`."""
     base = {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")}
     return {**base, **TINY, **extra}
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
