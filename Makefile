@@ -90,8 +90,9 @@ canary: $(STAMP)  ## KV damaged on purpose must raise the alarm; then 200 pairs 
 	  [ $$code = 3 ] || { echo "damaged KV raised no alarm (exit code $$code)" >&2; exit 1; }
 	@$(BIN)/duplet canary --start --lengths short --pairs 200
 
-canary-long: $(STAMP)  ## the equivalence test by ear, other seeds on each side; PAIRS=n (1,200), LOG=file
-	@$(BIN)/duplet canary --start --other-seeds --pairs $(or $(PAIRS),1200) $(if $(LOG),--log $(LOG))
+canary-long: $(STAMP)  ## the equivalence test by ear, other seeds on each side, from 1,000 pairs until it has power; LOG=file
+	@$(BIN)/duplet canary --start --other-seeds --lengths medium,long --enough-power 0.85 \
+	  --pairs $(or $(PAIRS),6000) $(if $(LOG),--log $(LOG))
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -10,8 +10,15 @@ import pytest
 
 import duplet_models
 from duplet_canary.ear import EarPool
+from duplet_canary.equivalence import Difference
 from duplet_canary.recognisers import RecogniserName
-from duplet_canary.run import Options, common_spec, make_plan, must_rows_be_equal
+from duplet_canary.run import (
+    Options,
+    common_spec,
+    has_enough_power,
+    make_plan,
+    must_rows_be_equal,
+)
 from duplet_client.front_end import front_end
 from duplet_core.errors import InvalidInput
 from duplet_engine.engine import Engine
@@ -49,6 +56,16 @@ def test_rows_must_be_equal_where_arithmetic_is_exact(
     spec: ModelSpec, options: dict[str, Any], of_model: dict[str, Any], must: bool
 ) -> None:
     assert must_rows_be_equal(Options(**options), replace(spec, **of_model)) is must
+
+
+def test_a_run_ends_for_its_power_from_a_thousand_pairs_on() -> None:
+    precise = Difference(0.07, 0.09, standard_error=0.001, pairs=1_000, clusters=1_000)
+    asked = Options(enough_power=0.85)
+    assert has_enough_power(precise, asked), "however the sides differ"
+    assert not has_enough_power(precise, Options())
+    assert not has_enough_power(replace(precise, pairs=999), asked)
+    assert not has_enough_power(replace(precise, standard_error=0.0017), asked)
+    assert not has_enough_power(None, asked)
 
 
 def test_two_models_are_not_compared(spec: ModelSpec) -> None:

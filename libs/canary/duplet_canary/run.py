@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from duplet_canary.ear import EarPool
-from duplet_canary.equivalence import MARGIN
+from duplet_canary.equivalence import MARGIN, Difference
 from duplet_canary.journal import open_journal
 from duplet_canary.plan import Jobs, Pair, Plan
 from duplet_canary.recognisers import RecogniserName, describe_recogniser
@@ -38,6 +38,9 @@ CPU_KV_HASH = "xxh3-128"
 NAMED_VOICES = ("ada", "bo", "cleo", "dee")
 """Of models that make a voice up from any name."""
 
+LEAST_PAIRS = 1_000
+"""A run is not ended for its power before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -47,6 +50,9 @@ class Options:
     """In all, with those of the log; 0: until stopped."""
     minutes: float = 0.0
     """Nothing new is sent after so long; 0: no limit."""
+    enough_power: float = 0.0
+    """From `LEAST_PAIRS` on, nothing new is sent once the equivalence test has so much; 0: not
+    asked. What ends the run then is how much pairs scatter, never how the sides differ."""
     at_once: int = 8
     """Pairs that are spoken at the same time."""
     lengths: tuple[Length, ...] = tuple(Length)
@@ -149,6 +155,12 @@ async def open_canary(
             ear,
         )
         rows_must_equal = must_rows_be_equal(options, spec)
+
+        def after(pair: Pair) -> None:
+            on_pair(watch, pair)
+            if has_enough_power(watch.difference, options):
+                watch.stop()
+
         watch = Watch(
             sides,
             Jobs(plan, utterances),
@@ -156,13 +168,20 @@ async def open_canary(
             done,
             margin=options.margin,
             rows_must_equal=rows_must_equal,
-            on_pair=lambda pair: on_pair(watch, pair),
+            on_pair=after,
         )
         metrics = Metrics("canary")
         observe(watch, metrics)
         metrics.serve(options.metrics_port)
         stack.callback(metrics.close)
         yield Canary(options, watch, rows_must_equal, unit)
+
+
+def has_enough_power(difference: Difference | None, options: Options) -> bool:
+    """Whether the run may end for its power."""
+    if not options.enough_power or difference is None or difference.pairs < LEAST_PAIRS:
+        return False
+    return difference.power(options.margin) >= options.enough_power
 
 
 def must_rows_be_equal(options: Options, spec: ModelSpec) -> bool:

@@ -76,23 +76,19 @@ class Watch:
         """Send nothing new; `run` returns when what is on its way has been heard."""
         self._stopping = True
 
-    async def run(self, pairs: int, at_once: int, *, until_alarm: bool = False) -> None:
+    async def run(self, pairs: int, at_once: int) -> None:
         """Work until there are `pairs` in all, those of the journal included (0: no end), or
         until `stop`. Twice `at_once` pairs are under way: so many speak, the others are heard.
-
-        `until_alarm`: also stop when the alarm is raised.
         """
         numbers = itertools.count() if pairs == 0 else iter(range(pairs))
         waiting = (number for number in numbers if number not in self._done)
         speaking = asyncio.Semaphore(at_once)
         async with asyncio.TaskGroup() as group:
             for _ in range(2 * at_once):
-                group.create_task(self._work(waiting, speaking, until_alarm))
+                group.create_task(self._work(waiting, speaking))
 
-    async def _work(
-        self, waiting: Iterator[int], speaking: asyncio.Semaphore, until_alarm: bool
-    ) -> None:
-        while not self._stopping and not (until_alarm and self.alarm):
+    async def _work(self, waiting: Iterator[int], speaking: asyncio.Semaphore) -> None:
+        while not self._stopping:
             number = next(waiting, None)
             if number is None:
                 return

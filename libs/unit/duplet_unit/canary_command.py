@@ -54,6 +54,12 @@ def canary(
         int, typer.Option(min=0, help="In all, with those of the log; 0: until Ctrl-C.")
     ] = 0,
     minutes: Annotated[float, typer.Option(min=0, help="End after so long; 0: no limit.")] = 0.0,
+    enough_power: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.999, help="From 1,000 pairs on, end at this power of the test; 0: do not."
+        ),
+    ] = 0.0,
     other_seeds: Annotated[
         bool,
         typer.Option("--other-seeds", help="Different draws on the two sides: ears alone judge."),
@@ -106,6 +112,7 @@ def canary(
     options = Options(
         pairs=pairs,
         minutes=minutes,
+        enough_power=enough_power,
         at_once=at_once,
         lengths=_lengths(lengths),
         texts=texts,
