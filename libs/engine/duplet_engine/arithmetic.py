@@ -73,18 +73,28 @@ class Linear:
         return product if self._bias is None else product + self._bias
 
 
+def widen(x: Tensor) -> Tensor:
+    """`x` in float32; itself where it is, which torch takes a while to find out."""
+    return x if x.dtype == torch.float32 else x.float()
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`; itself where it is."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / rms(x) * weight` over the last dimension, in float32. `weight` has that dimension, or
     one for each head before it."""
-    x32 = x.float()
+    x32 = widen(x)
     mean_square = (x32 * x32).sum(-1, keepdim=True) / x.shape[-1]
-    return (x32 * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
+    return narrow(x32 * torch.rsqrt(mean_square + eps), x.dtype) * weight
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`."""
-    gate32 = gate.float()
-    return (gate32 / torch.neg(gate32).exp_().add_(1.0)).mul_(up).to(gate.dtype)
+    gate32 = widen(gate)
+    return narrow((gate32 / torch.neg(gate32).exp_().add_(1.0)).mul_(up), gate.dtype)
 
 
 def rope_tables(
@@ -120,9 +130,9 @@ def spread_rope(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn adjacent pairs (2j, 2j + 1) of `x [m, heads, head_dim]` by `cos, sin [m, 1, head_dim]`
     of `spread_rope`."""
-    x32 = x.float()
+    x32 = widen(x)
     swapped = x32.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return (x32 * cos + swapped * sin).to(x.dtype)
+    return narrow((x32 * cos).add_(swapped.mul_(sin)), x.dtype)
 
 
 def check_row_independence(shapes: set[tuple[int, int]]) -> None:

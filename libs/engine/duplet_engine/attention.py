@@ -1,9 +1,9 @@
-"""Attention over fixed blocks with online softmax, in a fixed order.
+"""Attention over fixed blocks, in a fixed order.
 
-For a query the work is cut at absolute block borders: each block gives its largest score
-`m_b`, the sum `l_b` of `exp(score - m_b)` and the weighted sum `a_b` of its values; then
+For a query the work is cut at absolute block borders: with the largest score `m` of all, each
+block gives the sum `l_b` of `exp(score - m)` and the weighted sum `a_b` of its values; then
 
-    out = sum_b exp(m_b - m) a_b / sum_b exp(m_b - m) l_b,    m = max_b m_b,
+    out = sum_b a_b / sum_b l_b,
 
 summed from the first block to the last. A block that is masked for a query adds exact zeros,
 so neither the chunk that a prompt was cut into nor a longer neighbour in the batch moves a
@@ -17,13 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from duplet_engine.arithmetic import pad_rows
+from duplet_engine.arithmetic import narrow, pad_rows, widen
 from duplet_engine.kv_store import KvStore
 
 QUERY_TILE = 32
 """Rows of one prompt that share one pass over the keys."""
-_LOWEST = -1e30
-"""Stands for the largest score of a block that is masked whole: -inf - -inf is no number."""
 
 
 class Attention(Protocol):
@@ -49,7 +47,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tenso
         [n, t, heads * dim], of the queries' dtype.
     """
     dtype = query.dtype
-    query, keys, values = query.float(), keys.float(), values.float()
+    query, keys, values = widen(query), widen(keys), widen(values)
     n, t, heads, dim = query.shape
     _, blocks, kv_heads, block_rows, _ = keys.shape
     group = heads // kv_heads
@@ -64,23 +62,18 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tenso
     real = scores[:, :, :, : t * group].unflatten(3, (t, group))
     real.masked_fill_(masked, float("-inf"))
 
-    block_top = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
-    weights = torch.exp(scores - block_top)
+    # A query sees a key, so the largest score is a number, and a masked block's weights are zeros.
+    weights = scores.sub_(scores.amax(-1, keepdim=True).amax(1, keepdim=True)).exp_()
     block_sum = weights.sum(-1, keepdim=True)
     block_out = torch.bmm(
         weights.view(batch, rows, block_rows), values.view(batch, block_rows, dim)
     ).view(n, blocks, kv_heads, rows, dim)
-    if blocks > 1:
-        # The share of a block that is alone is exp(0), exactly one.
-        share = torch.exp(block_top - block_top.amax(1, keepdim=True))
-        block_sum = block_sum * share
-        block_out = block_out * share
     total, out = block_sum[:, 0], block_out[:, 0]
     for block in range(1, blocks):
         total = total + block_sum[:, block]
         out = out + block_out[:, block]
     out = (out / total)[:, :, : t * group].view(n, kv_heads, t, group, dim)
-    return out.transpose(1, 2).reshape(n, t, heads * dim).to(dtype)
+    return narrow(out.transpose(1, 2).reshape(n, t, heads * dim), dtype)
 
 
 class ChunkAttention:
@@ -126,15 +119,17 @@ class ChunkAttention:
 class StepAttention:
     """The newest row of each of several sequences: one decode step.
 
-    Lives for one step. Rows past `count` pad the batch and are never stored.
+    Lives for one step. Rows past `count` pad the batch: they are never stored, and answered
+    with zeros.
     """
 
     def __init__(self, store: KvStore, tables: Tensor, positions: Tensor, count: int) -> None:
         """`tables` int64 [m, pages], `positions` int64 [m] of the rows to compute."""
         self._store = store
         self._count = count
+        tables, positions = tables[:count], positions[:count]
         page_of_row = tables.gather(1, (positions // store.page_rows)[:, None])[:, 0]
-        self._places = store.row_places(page_of_row, positions)[:count]
+        self._places = store.row_places(page_of_row, positions)
         blocks = store.blocks_for(int(positions.max()) + 1)
         rows = torch.arange(blocks * store.block_rows).view(1, blocks, store.block_rows)
         invalid = rows > positions[:, None, None]
@@ -145,7 +140,9 @@ class StepAttention:
         count = self._count
         self._store.write(layer, self._places, key[:count], value[:count])
         keys, values = self._store.gather(layer, self._vectors)
-        return attend(query[:, None], keys, values, self._masked)[:, 0]
+        out = query.new_zeros(query.shape[0], query.shape[1] * query.shape[2])
+        out[:count] = attend(query[:count, None], keys, values, self._masked)[:, 0]
+        return out
 
 
 class RowAttention:
@@ -175,7 +172,7 @@ class RowAttention:
             cache[layer, :, self._first : end].view(batch, kv_heads, t, dim).copy_(
                 new.view(batch, t, kv_heads, dim).transpose(1, 2)
             )
-        query32 = (query.float() * dim**-0.5).view(batch, t, kv_heads, group, dim)
+        query32 = (widen(query) * dim**-0.5).view(batch, t, kv_heads, group, dim)
         query32 = query32.transpose(1, 2).reshape(-1, t * group, dim)
         scores = torch.bmm(query32, self._keys[layer, :, :end].transpose(1, 2))
         by_position = scores.view(-1, t, group, end)
@@ -183,4 +180,4 @@ class RowAttention:
             by_position[:, later, :, self._first + later + 1 :] = float("-inf")
         out = torch.bmm(torch.softmax(scores, -1), self._values[layer, :, :end])
         out = out.view(batch, kv_heads, t, group, dim).transpose(1, 2)
-        return out.reshape(rows, -1).to(query.dtype)
+        return narrow(out.reshape(rows, -1), query.dtype)

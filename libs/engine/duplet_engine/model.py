@@ -117,7 +117,9 @@ class DualAr:
         small = config.codebook_transformer
         if small is not None:
             self._code_tables = weights["audio_decoder.codebook_embeddings.weight"]
-            self._code_offsets = torch.arange(config.codebooks) * config.codebook_entries
+            self._books = torch.arange(config.codebooks)
+            self._first_two = torch.arange(2)
+            self._code_offsets = self._books * config.codebook_entries
             self._small_embeddings = weights["audio_decoder.embeddings.weight"]
             self._small = Transformer(small, weights, "audio_decoder", config.codebooks)
             self._project: Linear | None = None
@@ -213,10 +215,10 @@ class DualAr:
             if book == 1:
                 # Positions 0, the hidden state, and 1, the first code, in one pass.
                 x = torch.stack((hidden, x), dim=1).view(2 * m, -1)
-                positions = torch.tensor([0, 1]).repeat(m)
+                positions = self._first_two.repeat(m)
                 attend.advance(0)
             else:
-                positions = torch.full((m,), book)
+                positions = self._books[book].expand(m)
                 attend.advance(book)
             out = self._small.forward(x, positions, attend)
             if book == 1:
