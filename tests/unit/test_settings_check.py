@@ -87,3 +87,16 @@ def test_up_starts_nothing_with_bad_settings(
     assert done.exit_code == 2
     assert "DUPLET_FOO: no such setting" in done.stderr
     assert list((run_dir / "logs").iterdir()) == []
+
+
+def test_kv_that_is_damaged_on_purpose_is_said_loudly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find_problems(UNIT) == []
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("DUPLET_DECODE_DAMAGE_PAGES", "2")
+    assert find_problems(UNIT) == []
+    assert capsys.readouterr().err == (
+        "duplet: warning: decode: damage_pages is 2: KV is damaged on purpose, listeners hear "
+        "the wrong thing\n"
+    )

@@ -151,6 +151,8 @@ async def _run(
             service.spawn(service.watch_failure(), "failure watch")
             if await _take_lock(service):
                 service.log.info("started", run_dir=str(settings.run_dir), pid=os.getpid())
+                for warning in settings.warnings():
+                    service.log.warning(warning)
                 await main(service)
             service.cancel_spawned()
     except ExceptionGroup as group:

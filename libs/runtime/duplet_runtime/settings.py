@@ -115,6 +115,10 @@ class ServiceSettings(BaseSettings):
             InitSettingsSource(settings_cls, _read_file(cls)),
         )
 
+    def warnings(self) -> list[str]:
+        """What is allowed and must not stay unnoticed."""
+        return []
+
     def socket_path(self, role: Role) -> Path:
         """Unix socket on which `role` takes peer streams."""
         return self.run_dir / f"{role}.sock"

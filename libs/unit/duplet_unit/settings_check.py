@@ -2,6 +2,7 @@
 
 A process of its own, with the services' environment: it needs their classes of settings, and
 the `duplet` command loads no service. It prints a line a problem and exits with 2, or with 0.
+Warnings go to stderr, which it shares with whoever asked.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def find_problems(names: Sequence[str]) -> list[str]:
             for line in str(error).splitlines():
                 problems.setdefault(line, []).append(name)
             continue
+        for warning in settings.warnings():
+            print(f"duplet: warning: {name}: {warning}", file=sys.stderr)
         port, host = settings.metrics_port, settings.metrics_host
         taken = ports.setdefault(port, []) if port else []
         for other, other_host in taken:

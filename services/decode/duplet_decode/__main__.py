@@ -46,8 +46,14 @@ class DecodeSettings(EngineSettings):
     recheck_at_end: bool = False
     """Check the prompt's digests again when a stream ends (fault tests)."""
     damage_pages: int = Field(default=0, ge=0, le=1024)
-    """Fault tests, as the canary's drill, only, on a CPU: so many pages of every prompt are overwritten with those of
-    the prompt before it. Listeners then hear the wrong thing."""
+    """Fault tests, as the canary's drill, only, on a CPU: so many pages of every prompt are
+    overwritten with those of the prompt before it. Listeners then hear the wrong thing."""
+
+    def warnings(self) -> list[str]:
+        if not self.damage_pages:
+            return []
+        wrong = "KV is damaged on purpose, listeners hear the wrong thing"
+        return [f"damage_pages is {self.damage_pages}: {wrong}"]
 
 
 class DecodePeer(decode_pb2_grpc.DecodePeerServicer):
@@ -135,9 +141,14 @@ async def serve(service: Service[DecodeSettings]) -> None:
             ),
         )
 
+    def observe(metrics: Metrics, machine: DecodeMachine) -> None:
+        _observe(metrics, machine)
+        damaged = settings.damage_pages
+        metrics.gauge("damage_pages", "Pages of every prompt damaged on purpose", lambda: damaged)
+
     service.health.set("quarantine", True, "no page is quarantined")
     host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectDecode)
-    await host.run(config, make_machine, _observe, {Role.DECODE: _register})
+    await host.run(config, make_machine, observe, {Role.DECODE: _register})
 
 
 def main() -> int:
