@@ -120,3 +120,19 @@ def test_other_seeds_are_others() -> None:
     made = [jobs.job(n) for n in range(1_000)]
     seeds = {job.monolith_seed for job in made} | {job.unit_seed for job in made}
     assert len(seeds) == 2_000
+
+
+@pytest.mark.parametrize("text", ["my notes", "my notes\nthe last of them"])
+def test_nothing_is_cut_off_a_file_that_is_no_log(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match="no log of the canary"):
+        write(path, 1)
+    assert path.read_text() == text
+
+
+def test_two_runs_do_not_write_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "canary.jsonl"
+    with open_journal(path, plan()), pytest.raises(InvalidInput, match="another run writes"):
+        write(path, 1)
+    write(path, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from duplet_canary.plan import Pair, Plan
 from duplet_core.errors import InvalidInput, Reason
 
 VERSION = 1
+_BEGINS = b'{"duplet_canary":'
 
 
 class Journal:
@@ -38,7 +40,8 @@ def open_journal(path: Path | None, plan: Plan) -> Iterator[tuple[Journal, list[
     A last line that a killed run left unfinished is cut off.
 
     Raises:
-        InvalidInput: INVALID_REQUEST; the file is another plan's, damaged, or cannot be written.
+        InvalidInput: INVALID_REQUEST; the file is another plan's or another run's, damaged, or
+            cannot be written.
     """
     if path is None:
         yield Journal(None), []
@@ -48,6 +51,10 @@ def open_journal(path: Path | None, plan: Plan) -> Iterator[tuple[Journal, list[
     except OSError as error:
         raise InvalidInput(Reason.INVALID_REQUEST, f"log: {error}") from error
     with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _wrong(f"another run writes {path}") from error
         pairs = _read(path, file, plan)
         journal = Journal(file)
         if pairs is None:
@@ -59,12 +66,16 @@ def _read(path: Path, file: BinaryIO, plan: Plan) -> list[Pair] | None:
     """The pairs, with the file at its end; None where it was empty."""
     data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.splitlines()
+    # Nothing is cut off a file that is somebody else's.
+    if lines:
+        _check_plan(path, lines[0], plan)
+    elif not data.startswith(_BEGINS) and not _BEGINS.startswith(data):
+        raise _wrong(f"{path} is no log of the canary")
     file.seek(len(whole))
     file.truncate()
-    lines = whole.splitlines()
     if not lines:
         return None
-    _check_plan(path, lines[0], plan)
     pairs: list[Pair] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
