@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
 import sys
 import wave
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -304,6 +306,20 @@ async def test_a_wav_file_that_cannot_be_written_is_named(tmp_path: Path) -> Non
             pass
 
 
+async def test_a_full_disk_is_named() -> None:
+    with pytest.raises(Unavailable, match="out: /dev/full: No space left") as caught:
+        async with wav_file(Path("/dev/full")) as write:
+            await write(SAMPLES)
+    assert caught.value.reason is Reason.CANCELLED
+
+
+async def test_a_wav_file_cannot_be_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match=r"pipe is no file, .* --stream writes raw"):
+        async with wav_file(tmp_path / "pipe"):
+            pass
+
+
 async def test_a_stream_is_raw_samples_as_they_come() -> None:
     file = io.BytesIO()
     async with raw_stream(file) as write:
@@ -322,6 +338,26 @@ async def test_a_reader_that_left_is_an_error() -> None:
         with pytest.raises(Unavailable, match="has left") as caught:
             await write(SAMPLES)
     assert caught.value.reason is Reason.CANCELLED
+
+
+async def test_a_stream_that_takes_no_more_is_named() -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with raw_stream(Full()) as write:
+        with pytest.raises(Unavailable, match="stdout: No space left on device"):
+            await write(SAMPLES)
+
+
+async def test_closed_standard_streams_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InvalidInput, match="stdin is closed"):
+        read_file("-")
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(InvalidInput, match="stdout is closed"):
+        async with raw_stream():
+            pass
 
 
 def test_a_machine_without_a_player_is_told_what_to_do() -> None:

@@ -135,6 +135,8 @@ def read_file(name: str) -> str:
     """
     # Characters of UTF-8 have at most four bytes; what is longer need not be read.
     most = 4 * MOST_CHARACTERS + 1
+    if name == "-" and sys.stdin is None:
+        raise InvalidInput(Reason.INVALID_REQUEST, "file: stdin is closed")
     try:
         if name == "-":
             data = sys.stdin.buffer.read(most)

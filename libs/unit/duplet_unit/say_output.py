@@ -36,21 +36,39 @@ async def wav_file(path: Path) -> AsyncIterator[Write]:
     """Writes a WAV file; its header is right at the end, also when something failed between.
 
     Raises:
-        InvalidInput: INVALID_REQUEST; the file cannot be written.
+        InvalidInput: INVALID_REQUEST; the file cannot be opened, or is none but a pipe.
+        Unavailable: CANCELLED; it cannot be written any further.
     """
     try:
-        file = path.open("wb")
+        # Opening a pipe would wait for its reader.
+        file = None if path.is_fifo() else path.open("wb")
     except OSError as error:
         raise InvalidInput(Reason.INVALID_REQUEST, f"out: {path}: {error.strerror}") from error
-    with file, wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(SAMPLE_RATE)
+    if file is None or not file.seekable():
+        raise InvalidInput(
+            Reason.INVALID_REQUEST,
+            f"out: {path} is no file, and a WAV file's length is written last; --stream writes "
+            "raw samples to a pipe",
+        )
 
-        async def write(samples: Samples) -> None:
-            writer.writeframes(pcm16(samples).tobytes())
+    def failure(error: OSError) -> Unavailable:
+        return Unavailable(Reason.CANCELLED, f"out: {path}: {error.strerror}")
 
-        yield write
+    try:
+        with file, wave.open(file, "wb") as writer:
+            writer.setnchannels(1)
+            writer.setsampwidth(2)
+            writer.setframerate(SAMPLE_RATE)
+
+            async def write(samples: Samples) -> None:
+                try:
+                    writer.writeframes(pcm16(samples).tobytes())
+                except OSError as error:
+                    raise failure(error) from error
+
+            yield write
+    except OSError as error:
+        raise failure(error) from error
 
 
 @contextlib.asynccontextmanager
@@ -58,8 +76,11 @@ async def raw_stream(file: IO[bytes] | None = None) -> AsyncIterator[Write]:
     """Writes raw samples, RAW_FORMAT, to a file that stays the caller's; without one, stdout.
 
     Raises:
-        Unavailable: CANCELLED; whoever read it has left.
+        InvalidInput: INVALID_REQUEST; stdout is closed.
+        Unavailable: CANCELLED; whoever read it has left, or it takes no more.
     """
+    if file is None and sys.stdout is None:
+        raise InvalidInput(Reason.INVALID_REQUEST, "stream: stdout is closed")
     out = file if file is not None else sys.stdout.buffer
 
     def put(data: bytes) -> None:
@@ -72,6 +93,8 @@ async def raw_stream(file: IO[bytes] | None = None) -> AsyncIterator[Write]:
             await asyncio.to_thread(put, pcm16(samples).tobytes())
         except BrokenPipeError as error:
             raise Unavailable(Reason.CANCELLED, "whoever read the samples has left") from error
+        except OSError as error:
+            raise Unavailable(Reason.CANCELLED, f"stream: stdout: {error.strerror}") from error
 
     yield write
 
