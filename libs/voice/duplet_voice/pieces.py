@@ -59,7 +59,7 @@ def split_words(sentence: str) -> list[Word]:
             texts.append(part)
     words: list[Word] = []
     for text in texts:
-        cost = _CLAUSE_COST if text.rstrip('"“”() ')[-1:] in CLAUSE_ENDS else _WORD_COST
+        cost = _cut_cost(text)
         while len(text) > MOST_PHONEMES:
             words.append(Word(text[:_SHORT], _INSIDE_COST))
             text = text[_SHORT:]
