@@ -72,7 +72,8 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def duplet(
     _version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Options of the command itself."""
@@ -132,12 +133,21 @@ def generate(
     text: Annotated[str | None, typer.Argument(help="What to say.")] = None,
     rows: Rows = None,
     voice: Voice = "amber",
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed and prompt, the same rows.")
+    ] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Most output rows.")] = None,
-    temperature: Annotated[float | None, typer.Option()] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    repetition_window: Annotated[int | None, typer.Option()] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 to 5; 0 takes the most probable. Default: the model's.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Above 0, to 1. Default: the model's.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="At least 1. Default: the model's.")] = None,
+    repetition_window: Annotated[
+        int | None,
+        typer.Option(help="Draw again what is among the last so many rows; 0 to 128, 0: never."),
+    ] = None,
     request_id: Annotated[str, typer.Option(help="Default: the unit mints one.")] = "",
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds.")] = 120.0,
     out: Annotated[Path | None, typer.Option(help="Write the rows here, as .npy.")] = None,
@@ -243,7 +253,7 @@ def waterfall(
     text: Annotated[str, typer.Option(help="What the request says.")] = "Good morning.",
     rows: Rows = None,
     voice: Voice = "amber",
-    max_rows: Annotated[int, typer.Option(min=1)] = 64,
+    max_rows: Annotated[int, typer.Option(min=1, help="Most output rows.")] = 64,
     out: Out = None,
     address: Address = DEFAULT_LISTEN,
 ) -> None:

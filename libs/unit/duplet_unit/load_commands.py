@@ -63,7 +63,10 @@ def bench(
     address: Address = DEFAULT_LISTEN,
     as_json: Json = False,
 ) -> None:
-    """Send made-up requests: --concurrency for a closed loop, --rate for an open one."""
+    """Send made-up requests: --concurrency for a closed loop, --rate for an open one.
+
+    Prompts are random rows, for models of random weights such as tiny; wren stops at once.
+    """
     if (concurrency == 0) == (rate == 0):
         raise typer.BadParameter("give either --concurrency or --rate")
     lengths = _lengths(prompt_rows, output_rows)
@@ -103,8 +106,11 @@ def replay(
     address: Address = DEFAULT_LISTEN,
     as_json: Json = False,
 ) -> None:
-    """Send a trace, each request at its time. Lengths of traces of text models become rows:
-    prompts are cut or filled up to --prompt-rows, output tokens become --rows-per-token rows."""
+    """Send a trace, each request at its time.
+
+    Lengths of traces of text models become rows: prompts are cut or filled up to --prompt-rows,
+    output tokens become --rows-per-token rows.
+    """
     shape = Shape(*prompt_rows, *output_rows, rows_per_token)
     try:
         arrivals = cut_trace(read_trace(trace, shape), from_s, seconds or ALL, speed)

@@ -113,7 +113,7 @@ def _facts(unit: Unit) -> list[tuple[str, str]]:
     spec, credit = unit.spec, unit.credit
     return [
         ("model", f"{spec.name} ({spec.fingerprint})" if spec else "not known"),
-        ("transport", unit.transport or "not known"),
+        *([("transport", unit.transport)] if unit.transport else []),
         ("live streams", str(unit.live_streams)),
         ("free pages, streams", f"{credit.free_pages}, {credit.free_slots}" if credit else "-"),
         ("refusing", (credit.refusing or "nothing") if credit else "-"),
