@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from duplet_canary.journal import open_journal
+from duplet_canary.journal import Journal, open_journal
 from duplet_canary.plan import Jobs, Pair, Plan
-from duplet_core.errors import InvalidInput
+from duplet_core.errors import InvalidInput, Unavailable
 from tests.canary.canary_parts import UTTERANCES, pair, plan, side
 
 
@@ -136,3 +136,14 @@ def test_two_runs_do_not_write_one_log(tmp_path: Path) -> None:
     with open_journal(path, plan()), pytest.raises(InvalidInput, match="another run writes"):
         write(path, 1)
     write(path, 1)
+
+
+def test_a_device_is_no_log() -> None:
+    with pytest.raises(InvalidInput, match="/dev/zero is no regular file"):
+        write(Path("/dev/zero"), 1)
+
+
+def test_a_full_disk_is_named() -> None:
+    named = pytest.raises(Unavailable, match="log: No space left on device")
+    with open("/dev/full", "r+b", buffering=0) as full, named:
+        Journal(full).add(pairs(1)[0])

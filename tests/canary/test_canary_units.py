@@ -62,6 +62,10 @@ def test_damaged_kv_raises_the_alarm_and_no_check_notices() -> None:
             ("--monolith", "localhost:1", "--unit", "localhost:2", "--inject", "1"),
             "--inject needs --start",
         ),
+        (
+            ("--monolith", "localhost:1", "--unit", "localhost:1"),
+            "is on both sides",
+        ),
         (("--start", "--model", "tiny"), "--model tiny has no voice to hear"),
         (("--start", "--lengths", "tall"), "'tall' is not a valid Length"),
         (("--start", "--lengths", "short,short"), "names one twice"),
@@ -77,6 +81,6 @@ def test_wrong_usage_is_told(arguments: tuple[str, ...], told: str) -> None:
 
 
 def test_sides_that_are_not_there_are_told() -> None:
-    result = canary("--monolith", "127.0.0.1:9", "--unit", "127.0.0.1:9", "--pairs", "1")
+    result = canary("--monolith", "127.0.0.1:8", "--unit", "127.0.0.1:9", "--pairs", "1")
     assert result.exit_code == 1
     assert "no unit answers there" in result.output

@@ -16,6 +16,7 @@ from duplet_canary.plan import Pair
 from duplet_canary.speaker import Ask
 from duplet_canary.verdict import Verdict, judge
 from duplet_canary.watch import Watch, observe
+from duplet_core.errors import Reason, Unavailable
 from duplet_runtime.metrics import Metrics
 from tests.canary.canary_parts import ScriptedEar, ScriptedSpeaker, make_watch, plan
 
@@ -185,3 +186,12 @@ async def test_the_gauges_tell_the_run() -> None:
     wrong, low, high = (value(f"difference{end}_points") for end in ("", "_low", "_high"))
     assert wrong is not None and low is not None and high is not None
     assert 0 < low < wrong < high
+
+
+async def test_what_ends_a_run_is_told_as_itself() -> None:
+    def fail(_pair: Pair) -> None:
+        raise Unavailable(Reason.CANCELLED, "log: No space left on device")
+
+    watch = make_watch(ScriptedSpeaker(), on_pair=fail)
+    with pytest.raises(Unavailable, match="No space left"):
+        await watch.run(10, at_once=2)

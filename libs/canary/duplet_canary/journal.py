@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from duplet_canary.plan import Pair, Plan
-from duplet_core.errors import InvalidInput, Reason
+from duplet_core.errors import InvalidInput, Reason, Unavailable
 
 VERSION = 1
 _BEGINS = b'{"duplet_canary":'
@@ -20,17 +22,26 @@ _BEGINS = b'{"duplet_canary":'
 class Journal:
     """Writes pairs to a file as they come. Owned with its file by `open_journal`."""
 
-    def __init__(self, file: BinaryIO | None) -> None:
+    def __init__(self, file: FileIO | None) -> None:
         self._file = file
 
     def add(self, pair: Pair) -> None:
-        """One line, with the system before the next pair: a killed run loses what it was at."""
+        """One line, with the system before the next pair: a killed run loses what it was at.
+
+        Raises:
+            Unavailable: CANCELLED; the log cannot be written any further.
+        """
         self.write(pair.to_fields())
 
     def write(self, fields: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
-            self._file.flush()
+        if self._file is None:
+            return
+        line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise Unavailable(Reason.CANCELLED, f"log: {error.strerror}") from error
 
 
 @contextmanager
@@ -47,10 +58,13 @@ def open_journal(path: Path | None, plan: Plan) -> Iterator[tuple[Journal, list[
         yield Journal(None), []
         return
     try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise InvalidInput(Reason.INVALID_REQUEST, f"log: {error}") from error
-    with file:
+    # Unbuffered: what the disk did not take must not wait for the file's end.
+    with os.fdopen(opened, "r+b", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _wrong(f"{path} is no regular file")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -62,7 +76,7 @@ def open_journal(path: Path | None, plan: Plan) -> Iterator[tuple[Journal, list[
         yield journal, pairs or []
 
 
-def _read(path: Path, file: BinaryIO, plan: Plan) -> list[Pair] | None:
+def _read(path: Path, file: FileIO, plan: Plan) -> list[Pair] | None:
     """The pairs, with the file at its end; None where it was empty."""
     data = file.read()
     whole = data[: data.rfind(b"\n") + 1]

@@ -83,9 +83,13 @@ class Watch:
         numbers = itertools.count() if pairs == 0 else iter(range(pairs))
         waiting = (number for number in numbers if number not in self._done)
         speaking = asyncio.Semaphore(at_once)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(2 * at_once):
-                group.create_task(self._work(waiting, speaking))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(2 * at_once):
+                    group.create_task(self._work(waiting, speaking))
+        except ExceptionGroup as failed:
+            # The first one ended the others.
+            raise failed.exceptions[0] from failed
 
     async def _work(self, waiting: Iterator[int], speaking: asyncio.Semaphore) -> None:
         while not self._stopping:

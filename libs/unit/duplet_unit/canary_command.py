@@ -103,6 +103,8 @@ def canary(
         raise typer.BadParameter("give either --start, or both --monolith and --unit")
     if not start and (monolith is None or unit is None):
         raise typer.BadParameter("--monolith and --unit go together")
+    if monolith is not None and unit is not None and dial_address(monolith) == dial_address(unit):
+        raise typer.BadParameter(f"{unit} is on both sides: whatever it says equals itself")
     if inject and not start:
         raise typer.BadParameter("--inject needs --start: nobody else's unit is damaged")
     if start and model != HEARD_MODEL and recogniser is not RecogniserName.NONE:
