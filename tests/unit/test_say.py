@@ -16,10 +16,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from duplet_client import Finished, FinishReason, GenerateError, Rows, SamplingOptions, Usage
 from duplet_client.timing import make_timeline
 from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_unit.cli import app
 from duplet_unit.say import AT_ONCE, TRIES, Said, SayOptions, check_spoken, say
 from duplet_unit.say_command import read_file
 from duplet_unit.say_output import find_player, player, raw_stream, wav_file
@@ -329,6 +331,20 @@ async def test_a_stream_is_raw_samples_as_they_come() -> None:
     assert file.getvalue() == pcm16(SAMPLES).tobytes()
 
 
+async def test_whoever_waits_for_a_reader_can_be_ended() -> None:
+    """And the samples arrive once it reads."""
+    read_end, write_end = os.pipe()
+    loud = np.zeros(200_000, dtype=np.float32)
+    with os.fdopen(read_end, "rb") as reader, os.fdopen(write_end, "wb", buffering=0) as file:
+        async with raw_stream(file) as write:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(write(loud), 0.2)
+            writing = asyncio.ensure_future(write(SAMPLES))
+            while not writing.done():
+                await asyncio.to_thread(os.read, reader.fileno(), 4096)
+            await writing
+
+
 async def test_a_reader_that_left_is_an_error() -> None:
     class Left(io.BytesIO):
         def write(self, data: Any) -> int:
@@ -358,6 +374,14 @@ async def test_closed_standard_streams_are_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InvalidInput, match="stdout is closed"):
         async with raw_stream():
             pass
+
+
+@pytest.mark.parametrize("command", ["say", "generate"])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0"])
+def test_a_timeout_is_a_time(command: str, seconds: str) -> None:
+    done = CliRunner().invoke(app, [command, "hi", "--timeout", seconds])
+    assert done.exit_code == 2
+    assert "Invalid value for '--timeout'" in done.output
 
 
 def test_a_machine_without_a_player_is_told_what_to_do() -> None:

@@ -149,7 +149,9 @@ def generate(
         typer.Option(help="Draw again what is among the last so many rows; 0 to 128, 0: never."),
     ] = None,
     request_id: Annotated[str, typer.Option(help="Default: the unit mints one.")] = "",
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds.")] = 120.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds.")
+    ] = 120.0,
     out: Annotated[Path | None, typer.Option(help="Write the rows here, as .npy.")] = None,
     address: Address = DEFAULT_LISTEN,
     as_json: Json = False,

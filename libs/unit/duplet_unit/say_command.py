@@ -47,7 +47,8 @@ def say_command(
         int | None, typer.Option(min=1, help="Most rows of each piece of the text.")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.001, help="Seconds, for each piece.")
+        float,
+        typer.Option("--timeout", min=0.001, max=86_400, help="Seconds, for each piece."),
     ] = 120.0,
     list_voices: Annotated[bool, typer.Option("--list", help="Show the voices.")] = False,
     address: Annotated[

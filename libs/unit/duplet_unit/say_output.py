@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import stat
 import sys
 import wave
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from select import PIPE_BUF
 from typing import IO, Final
 
 from duplet_core.errors import InvalidInput, Reason, Unavailable
@@ -83,20 +86,38 @@ async def raw_stream(file: IO[bytes] | None = None) -> AsyncIterator[Write]:
         raise InvalidInput(Reason.INVALID_REQUEST, "stream: stdout is closed")
     out = file if file is not None else sys.stdout.buffer
 
-    def put(data: bytes) -> None:
-        out.write(data)
-        out.flush()
-
     async def write(samples: Samples) -> None:
+        data = pcm16(samples).tobytes()
         try:
-            # A pipe's reader may take its time, and the unit's rows must be read meanwhile.
-            await asyncio.to_thread(put, pcm16(samples).tobytes())
+            for first in range(0, len(data), PIPE_BUF):
+                # A pipe's reader may take its time, and the unit's rows must be read meanwhile.
+                # No thread waits for it: nothing could end one that does.
+                await _room(out)
+                out.write(data[first : first + PIPE_BUF])
+                out.flush()
         except BrokenPipeError as error:
             raise Unavailable(Reason.CANCELLED, "whoever read the samples has left") from error
         except OSError as error:
             raise Unavailable(Reason.CANCELLED, f"stream: stdout: {error.strerror}") from error
 
     yield write
+
+
+async def _room(file: IO[bytes]) -> None:
+    """Wait until a pipe takes PIPE_BUF bytes at once; what is no pipe always does."""
+    try:
+        number = file.fileno()
+        if not stat.S_ISFIFO(os.fstat(number).st_mode):
+            return
+    except OSError:  # a file in memory
+        return
+    loop = asyncio.get_running_loop()
+    room = asyncio.Event()
+    loop.add_writer(number, room.set)
+    try:
+        await room.wait()
+    finally:
+        loop.remove_writer(number)
 
 
 def find_player(players: Sequence[tuple[str, ...]] = PLAYERS) -> tuple[str, ...]:
