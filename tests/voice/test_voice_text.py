@@ -160,3 +160,15 @@ def test_nothing_heavy_is_loaded_before_the_first_text() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("It costs $1.5bn.", "It costs $1.5 billion."),
+        ("Pages 1,2,3 and 14,15.", "Pages 1, 2, 3 and 14, 15."),
+        ("1,234,567.89 and 12,000", "1,234,567.89 and 12,000"),
+    ],
+)
+def test_numbers_keep_what_they_mean(text: str, read: str) -> None:
+    assert read_text(text).text == read

@@ -33,6 +33,9 @@ _LONGEST_SENTENCE: Final = 300
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD}}}(?=\S)")
 _LONG_NUMBER = re.compile(r"\d[\d,]{14,}")
 """Beyond trillions a number is read digit by digit."""
+_LISTED = re.compile(r"(?<=\d),(?=\d)(?!\d{3}(?!\d))")
+"""A comma between numbers that does not stand before three digits: '1,2,3' is not 123."""
+_BILLIONS = re.compile(r"(?<=\d)(bn|tn)\b")
 _LONG_RUN = re.compile(rf".{{1,{_LONGEST_SENTENCE}}}(?:\s+|$)", re.DOTALL)
 _PARAGRAPHS = re.compile(r"\n[^\S\n]*\n\s*")
 
@@ -80,6 +83,8 @@ def read_text(text: str) -> Reading:
     # Brackets with slashes are g2p's own way to write phonemes; a text means neither.
     clean = "".join(kept).replace("](", "] (")
     clean = _LONG_NUMBER.sub(lambda number: " ".join(number[0]), clean)
+    clean = _LISTED.sub(", ", clean)
+    clean = _BILLIONS.sub(lambda unit: " billion" if unit[0] == "bn" else " trillion", clean)
     reading = Reading(_LONG_WORD.sub(r"\g<0> ", clean).strip(), tuple(unspoken))
     if not any(character.isalnum() for character in reading.text):
         shown = repr(text if len(text) <= 40 else text[:37] + "...")
