@@ -39,7 +39,7 @@ from tests.e2e.streams import (
 )
 
 ASKS = [Ask(seed, max_rows=60) for seed in range(300, 308)]
-LONG_TEXT = "The train that leaves from the other side of the river stops at every village, number"
+LONG_TEXT = "The train from the other side of the river stops at every village, number"
 LONG_ASKS = [
     [Ask(seed, LONG_TEXT, max_rows=250) for seed in range(k, k + 12)] for k in (400, 412, 424)
 ]
