@@ -23,10 +23,11 @@ from duplet_engine.gpu_model import GpuModel
 Span = tuple[int, int, int]
 """Some rows of one prompt: its table, the position of the first one, how many."""
 
-_SIZES = (16, 32, 64, 128, 256)
+_SIZES = (16, 32, 64, 128)
 MOST_ROWS = _SIZES[-1]
-"""With more the GPU has enough to do for each kernel. There was a size of 192: an engine with
-S2-Pro's shape ended over its first pass, for a reason that is not known."""
+"""Up to so many rows every product is our own kernel (`gpu_linear`); with more the library's stand
+in the graph. A graph of 192 rows ended an engine with S2-Pro's shape over its first pass, for a
+reason that is not known: larger graphs come back when it is."""
 
 
 def sizes_up_to(most_rows: int) -> tuple[int, ...]:
