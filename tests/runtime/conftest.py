@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -43,11 +42,3 @@ def run_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="dup-"))
     yield path
     shutil.rmtree(path)
-
-
-@pytest.fixture
-def count_fds() -> Callable[[], int]:
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    return count
