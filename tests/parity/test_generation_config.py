@@ -40,13 +40,28 @@ def test_no_limit_of_entries_is_all_of_them(directory: Path) -> None:
     assert model.sampling.top_k == model.vocab
 
 
+def test_who_does_not_sample_takes_the_most_probable(directory: Path) -> None:
+    write_json(directory / FILE, {"do_sample": False, "temperature": 0.7, "top_p": 0.9})
+    assert read_model_config(directory).sampling == SamplingDefaults(0.0, 0.9, 30, 10)
+
+
+def test_a_temperature_that_is_not_used_is_judged_too(directory: Path) -> None:
+    write_json(directory / FILE, {"do_sample": False, "temperature": -1})
+    with pytest.raises(InvalidInput, match=rf"{FILE}: .*temperature: -1 "):
+        read_model_config(directory)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("temperature", -1),
         ("temperature", "hot"),
+        ("temperature", float("nan")),
+        ("temperature", 6),
         ("top_p", 0),
         ("top_p", 1.5),
+        ("top_p", float("inf")),
+        ("top_p", "0.8"),
         ("top_k", -3),
         ("top_k", 2.5),
         ("repetition_window", True),
@@ -54,6 +69,8 @@ def test_no_limit_of_entries_is_all_of_them(directory: Path) -> None:
         ("max_new_tokens", 0),
         ("max_new_tokens", 10**9),
         ("max_new_tokens", "many"),
+        ("do_sample", "false"),
+        ("do_sample", 0),
     ],
 )
 def test_a_bad_value_names_file_and_field(directory: Path, field: str, value: object) -> None:

@@ -18,8 +18,9 @@ _FILE = "generation_config.json"
 def apply_generation_config(directory: Path, model: ModelConfig) -> ModelConfig:
     """The model with the defaults of its directory's `generation_config.json`, if there is one.
 
-    Read are `temperature`, `top_p`, `top_k` (0: all entries) and `max_new_tokens`, as Hugging
-    Face names them, and `repetition_window`; what is missing or null stays as it is.
+    Read are `temperature`, `top_p`, `top_k` (0: all entries), `do_sample` (false: the most
+    probable, whatever the temperature) and `max_new_tokens`, as Hugging Face names them, and
+    `repetition_window`; what is missing or null stays as it is.
 
     Raises:
         InvalidInput: a value is out of range; the detail names file, field and value.
@@ -33,6 +34,11 @@ def apply_generation_config(directory: Path, model: ModelConfig) -> ModelConfig:
     if found.get("top_k") == 0:
         found["top_k"] = model.vocab
     sampling = _checked(path, replace(model.sampling, **found))
+    draws = fields.get("do_sample", True)
+    if type(draws) is not bool:
+        raise refuse_checkpoint(path, f"do_sample is {draws!r}, wanted true or false")
+    if not draws:
+        sampling = replace(sampling, temperature=0.0)
     max_rows = fields.get("max_new_tokens", model.default_max_rows)
     if type(max_rows) is not int or not 1 <= max_rows <= model.longest_sequence:
         raise refuse_checkpoint(
