@@ -42,6 +42,52 @@ def test_it_is_read_as_a_reader_would(written: str, spoken: str) -> None:
     assert phonemes(written) == phonemes(spoken)
 
 
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("See No. 5 on the list.", "See number five on the list."),
+        ("No. 7 is out.", "Number seven is out."),
+        ("no.5", "number five"),
+        ("Nos. 3 and 4", "Numbers three and four"),
+        ("It is in Vol. 2, ch. 7, p. 12.", "It is in volume two, chapter seven, page twelve."),
+        ("See pp. 12 and 15.", "See pages twelve and fifteen."),
+        ("Fig. 3 and Sec. 4 show it.", "Figure three and section four show it."),
+        ("Op. 27 No. 2", "Opus twenty seven number two"),
+        ("Read vol. III.", "Read volume three."),
+        ("Jan. 5 and Sept. 3", "January fifth and September third"),
+        ("approx. 5 km", "approximately five kilometers"),
+        ("Apt. 4, Rm. 12", "Apartment four, room twelve"),
+        ("Rome vs. Carthage", "Rome versus Carthage"),
+        ("Big towns, e.g. London.", "Big towns, for example London."),
+        (
+            "Dr. Smith and Prof. Lee met Capt. Low.",
+            "Doctor Smith and Professor Lee met Captain Low.",
+        ),
+        ("St. Paul lives in Main St. now.", "Saint Paul lives in Main Street now."),
+        ("Mr. Hill is here.", "Mister Hill is here."),
+    ],
+)
+def test_an_abbreviation_ends_no_sentence(written: str, spoken: str) -> None:
+    assert len(list(SPELLER.sentences(read_text(written)))) == 1
+    assert phonemes(written) == phonemes(spoken)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No. I will not.",
+        "He said no. She left.",
+        "Ten apples. Five pears.",
+        "He studied art. 5 years later he came.",
+        "She works for Acme Inc. He does not.",
+        "This is the end. 5 people left.",
+        "Chapter XII. Nothing happens.",
+    ],
+)
+def test_a_word_before_a_period_ends_its_sentence(text: str) -> None:
+    assert len(list(SPELLER.sentences(read_text(text)))) == 2
+
+
 def test_an_unknown_word_is_spelled_by_its_letters() -> None:
     assert set(phonemes("Brillgard.")) & set("bɹɪlɡɑd")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from duplet_core.errors import InvalidInput, Reason
+from duplet_voice.abbreviations import write_out
 
 if TYPE_CHECKING:
     # Loads onnxruntime: half a second, paid when the first text is spoken.
@@ -82,6 +83,7 @@ def read_text(text: str) -> Reading:
                 unspoken[character] = None
     # Brackets with slashes are g2p's own way to write phonemes; a text means neither.
     clean = "".join(kept).replace("](", "] (")
+    clean = write_out(clean)
     clean = _LONG_NUMBER.sub(lambda number: " ".join(number[0]), clean)
     clean = _LISTED.sub(", ", clean)
     clean = _BILLIONS.sub(lambda unit: " billion" if unit[0] == "bn" else " trillion", clean)
