@@ -30,6 +30,7 @@ from duplet_core.messages import (
     Move,
     Prefill,
     Refused,
+    Route,
     SourceReleased,
     Started,
     StepRows,
@@ -87,6 +88,7 @@ SAYS: dict[tuple[Role, Role], st.SearchStrategy[Any]] = {
         st.builds(TransferBroken, IDS, st.just("")),
         st.builds(AbortAck, IDS),
         st.builds(Leaving),
+        st.builds(Route, st.just("shm")),
     ),
 }
 

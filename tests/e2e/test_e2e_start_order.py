@@ -56,6 +56,8 @@ async def test_start_order(order: Sequence[Role]) -> None:
                 stream = await Stream(Ask(seed=1, max_rows=5)).read(client, spec)
                 assert stream.error is None
                 assert stream.count == 5
+                # Whoever of the pools' owners came last, and whoever of lb and decode.
+                assert (await client.unit()).transport == "shm: CPU pools"
             for alone in supervisors:
                 alone.drain()  # All at once: they end in any order, too.
         assert pids_of_run_dir(run_dir) == set()

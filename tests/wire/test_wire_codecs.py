@@ -60,7 +60,7 @@ credits_ = st.builds(
     free_slots=uint32s,
     admits_seen=uint64s,
     refusing=st.none() | reasons,
-    census=st.builds(core.Census, *[uint64s] * 8),
+    census=st.builds(core.Census, *[uint64s] * 8, texts),
     step=st.none() | st.builds(core.StepCredit, uint32s, uint64s, uint64s, uint64s),
 )
 
@@ -159,6 +159,7 @@ SAID: dict[tuple[Role, Role], dict[type[Any], st.SearchStrategy[Any]]] = {
         core.TransferFailed: st.builds(core.TransferFailed, transfers, texts),
         core.TransferBroken: st.builds(core.TransferBroken, transfers, texts),
         core.Leaving: st.builds(core.Leaving),
+        core.Route: st.builds(core.Route, texts),
     },
 }
 """What each end (own role, peer's role) says."""

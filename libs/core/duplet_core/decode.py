@@ -36,6 +36,7 @@ from duplet_core.messages import (
     Landed,
     Leaving,
     Refused,
+    Route,
     Started,
     StepCredit,
     TransferBroken,
@@ -57,6 +58,7 @@ class DecodeMachine(Machine):
         (Role.KVPROXY, TransferBroken): "_take_writer",
         (Role.KVPROXY, AbortAck): "_take_writer",
         (Role.KVPROXY, Leaving): "_take_leaving",
+        (Role.KVPROXY, Route): "_take_route",
     }
     _WRITER_INPUTS: ClassVar[dict[type, Input]] = {
         Started: Input.STARTED,
@@ -84,6 +86,8 @@ class DecodeMachine(Machine):
         self._quarantine_red = False
         self._writer_leaves = False
         """The writer whose stream counts was told to leave."""
+        self._transport = ""
+        """How KV comes here, as the writer said it; for people."""
         self._drained_told = False
 
     # --- lb -------------------------------------------------------------------
@@ -143,9 +147,14 @@ class DecodeMachine(Machine):
     def _take_leaving(self, leaving: Leaving, now: int) -> None:
         self._writer_leaves = True
 
+    def _take_route(self, route: Route, now: int) -> None:
+        self._transport = route.transport
+        self._tell_up(self.links[Role.KVPROXY], route.transport)
+
     def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
         if peer is Role.KVPROXY:
             self._writer_leaves = False
+            self._transport = hello.transport
 
     def _own_hello(self, peer: Role, number: int, to: InstanceId | None) -> Hello:
         held: tuple[TransferId, ...] = ()
@@ -168,6 +177,8 @@ class DecodeMachine(Machine):
         return Hello(Role.DECODE, self.instance, PROTOCOL_VERSION, number, to, held, spec, credit)
 
     def _on_lost(self, peer: Role, instance: InstanceId, now: int) -> None:
+        if peer is Role.KVPROXY:
+            self._transport = ""
         for t in list(self.transfers.by_transfer.values()):
             if peer is Role.KVPROXY and t.writer == instance:
                 self.transfers.step(t, Input.WRITER_LOST, None, now)
@@ -253,6 +264,7 @@ class DecodeMachine(Machine):
             self.transfers.pending_aborts(),
             self.aborts_resent,
             self.links[Role.KVPROXY].living,
+            self._transport,
         )
         free = ledger.count(PageState.FREE)
         slots = self._free_slots()
@@ -266,11 +278,11 @@ class DecodeMachine(Machine):
         transfers = self.transfers
         checks = (transfers.kv_checks, transfers.kv_mismatches)
         aborts = (transfers.pending_aborts(), self.aborts_resent)
-        writers = self.links[Role.KVPROXY].living
+        writer = (self.links[Role.KVPROXY].living, self._transport)
         streams = transfers.streams()
         fits = 0 if self.guard is None else self.guard.fits
         limits = (streams, self._admits_seen, self._refusing(), fits)
-        return (*limits, *transfers.ledger.counts(), *checks, *aborts, writers)
+        return (*limits, *transfers.ledger.counts(), *checks, *aborts, *writer)
 
     def next_timer(self) -> int | None:
         return self.transfers.next_timer()

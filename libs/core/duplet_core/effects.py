@@ -50,6 +50,8 @@ class LifelineUp:
     pool_pages: int = 0
     """At kvproxy: pages of the pool that came with the lifeline, mapped and checked."""
     page_rows: int = 0
+    transport: str = ""
+    """At kvproxy: how copies go between the newest pools, in words; empty while one is missing."""
 
 
 @value

@@ -193,9 +193,14 @@ class Machine:
             self.emit(Send(link.name, stream, answer))
         self.emit(Log("peer up", detail=f"{link.peer} instance {hello.instance}"))
         if link.dials:  # whom we dial, we need
-            way = f", {hello.transport}" if hello.transport else ""
-            self.emit(SetHealth(f"peer.{link.peer}", True, f"instance {hello.instance}{way}"))
+            self._tell_up(link, hello.transport)
         self._on_up(link.name, hello.instance, hello, now)
+
+    def _tell_up(self, link: Link, transport: str) -> None:
+        """Health of a peer that we have; `transport` is a writer's, or empty."""
+        assert link.current is not None
+        way = f", {transport}" if transport else ""
+        self.emit(SetHealth(f"peer.{link.peer}", True, f"instance {link.current.instance}{way}"))
 
     def _cut(self, link: Link, stream: int, reason: Reason, detail: str, now: int) -> None:
         """Close the stream from our side and stop hearing it at once."""

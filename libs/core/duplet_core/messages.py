@@ -111,6 +111,8 @@ class Census:
     """ABORTs said again in a Hello since decode started."""
     writers: int = 0
     """Living instances of kvproxy whose death the kernel will tell."""
+    transport: str = ""
+    """How KV comes here, in kvproxy's words; empty without a stream to it."""
 
 
 @value
@@ -310,6 +312,14 @@ class Leaving:
     should come to it any more. One that comes is served all the same."""
 
 
+@value
+class Route:
+    """kvproxy -> decode: how copies go, when that has changed since its Hello. For people."""
+
+    transport: str
+    """As `Hello.transport`."""
+
+
 # --- prefill <-> kvproxy ------------------------------------------------------
 
 
@@ -346,5 +356,5 @@ class SourceReleased:
 Message = (
     Hello | Admit | End | Credit | Refused | Accepted | StepRows | Finished | Failed
     | Prefill | StoppedAtOnce | Handed | Refusing | Grant | Abort | AbortAck | Started | Landed
-    | TransferFailed | TransferBroken | Leaving | Move | Drop | SourceReleased
+    | TransferFailed | TransferBroken | Leaving | Route | Move | Drop | SourceReleased
 )  # fmt: skip

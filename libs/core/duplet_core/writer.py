@@ -24,7 +24,7 @@ from duplet_core.errors import RemoteProtocolError
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
 from duplet_core.link import Link
 from duplet_core.machine import Machine
-from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Leaving, Move
+from duplet_core.messages import Abort, AbortAck, Drop, Grant, Hello, Leaving, Move, Route
 from duplet_core.writer_state import Input, Pool, WriterConfig
 from duplet_core.writer_transfers import Transfers
 
@@ -57,7 +57,7 @@ class WriterMachine(Machine):
         self.ends_withheld = 0
         """As of the last event or timer; for people."""
         self.transport = ""
-        """How copies go, in words for Hello; the service says it, no rule reads it."""
+        """How copies go, in words for Hello and Route; the service says it, no rule reads it."""
         self._red_since: int | None = None
         self._checked_at = 0
         self._exit_told = False
@@ -138,6 +138,10 @@ class WriterMachine(Machine):
 
     def _on_watched(self, event: LifelineUp, now: int) -> None:
         self.pools[event.instance] = Pool(event.peer, event.pool_pages, event.page_rows)
+        if event.transport and event.transport != self.transport:
+            self.transport = event.transport
+            if self.links[Role.DECODE].current is not None:
+                self.send(Role.DECODE, Route(event.transport))
 
     def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
         if peer is Role.PREFILL:

@@ -12,6 +12,7 @@ from duplet_core.messages import (
     Landed,
     Leaving,
     Move,
+    Route,
     SourceReleased,
     Started,
     TransferBroken,
@@ -164,6 +165,14 @@ def decode_leaving(leaving: pb.Leaving) -> Leaving:
     return Leaving()
 
 
+def encode_route(route: Route) -> pb.Route:
+    return pb.Route(transport=route.transport)
+
+
+def decode_route(route: pb.Route) -> Route:
+    return Route(transport=route.transport)
+
+
 _FROM_PREFILL = (
     peer.HELLO,
     Branch("move", Move, encode_move, decode_move),
@@ -186,6 +195,7 @@ _TO_DECODE = (
     Branch("transfer_failed", TransferFailed, encode_transfer_failed, decode_transfer_failed),
     Branch("transfer_broken", TransferBroken, encode_transfer_broken, decode_transfer_broken),
     Branch("leaving", Leaving, encode_leaving, decode_leaving),
+    Branch("route", Route, encode_route, decode_route),
 )
 
 PREFILL_END = make_codec(

@@ -102,6 +102,7 @@ def decode_credit(credit: pb.Credit) -> Credit:
             pending_aborts=credit.census.pending_aborts,
             aborts_resent=credit.census.aborts_resent,
             writers=credit.census.writers,
+            transport=credit.census.transport,
         ),
         step=_decode_step_credit(credit.step) if credit.HasField("step") else None,
     )

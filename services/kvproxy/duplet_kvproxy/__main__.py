@@ -150,18 +150,19 @@ class KvproxyExecutor(Executor):
         self.mover.add_pool(peer.instance, pool)
         described = pool.description
         self._pools[peer.role] = described
-        self._tell_transport()
-        self.feed(LifelineUp(peer.role, peer.instance, described.pages, described.page_rows))
+        shape = (described.pages, described.page_rows)
+        self.feed(LifelineUp(peer.role, peer.instance, *shape, self._tell_transport()))
 
-    def _tell_transport(self) -> None:
-        """Say which transport the two newest pools use, in log, health and Hello."""
+    def _tell_transport(self) -> str:
+        """Say which transport the two newest pools use, in log, health, Hello and Route; empty
+        while one is missing."""
         source, dest = self._pools.get(Role.PREFILL), self._pools.get(Role.DECODE)
         if source is None or dest is None:
-            return
+            return ""
         path, ok = self._choice.path_for(source, dest)
         self.service.log.info("transport", path=path, mps=self._choice.mps)
         self.service.health.set("transport", ok, path)
-        self._writer.transport = path
+        return path
 
     def _mover_failed(self, detail: str) -> None:
         """Red first, then out: our exit is the proof that nothing writes any more (S9)."""

@@ -144,6 +144,7 @@ class ConnectDecodeResponse(_message.Message):
     TRANSFER_FAILED_FIELD_NUMBER: _builtins.int
     TRANSFER_BROKEN_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -172,6 +173,10 @@ class ConnectDecodeResponse(_message.Message):
     def leaving(self) -> Global___Leaving:
         """kvproxy goes when what is granted has ended."""
 
+    @_builtins.property
+    def route(self) -> Global___Route:
+        """How copies go has changed since the Hello."""
+
     def __init__(
         self,
         *,
@@ -182,12 +187,13 @@ class ConnectDecodeResponse(_message.Message):
         transfer_failed: Global___TransferFailed | None = ...,
         transfer_broken: Global___TransferBroken | None = ...,
         leaving: Global___Leaving | None = ...,
+        route: Global___Route | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "route", b"route", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "route", b"route", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "abort_ack", "started", "landed", "transfer_failed", "transfer_broken", "leaving"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "abort_ack", "started", "landed", "transfer_failed", "transfer_broken", "leaving", "route"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -533,3 +539,27 @@ class Leaving(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
+
+@_typing.final
+class Route(_message.Message):
+    """How copies between the pools that kvproxy maps now go. Sent when that has changed since the
+    Hello of this stream; idempotent. For health and people: nothing is decided by it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    """As Hello.transport."""
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Route: _TypeAlias = Route  # noqa: Y015
