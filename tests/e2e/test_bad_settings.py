@@ -54,7 +54,11 @@ def _is_entry(line: str) -> bool:
         ("lb", "DUPLET_LB_LISTEN=nonsense", "'nonsense' is not HOST:PORT"),
         ("lb", "DUPLET_LB_LISTEN=192.0.2.7:50051", "listen: 192.0.2.7:50051: Cannot assign"),
         ("prefill", "DUPLET_PREFILL_MODEL=nosuch", "there is no model 'nosuch', but wren, tiny"),
-        ("prefill", "DUPLET_PREFILL_MODEL=random:no", "model is 'random:no', there is 'wren'"),
+        (
+            "prefill",
+            "DUPLET_PREFILL_MODEL=random:no",
+            "there is no shape 'no', but s2-pro, s1-mini",
+        ),
         ("decode", "DUPLET_DECODE_POOL_PAGES=1000000000000", "pool_pages: 1000000000000 pages"),
     ],
 )

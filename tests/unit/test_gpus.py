@@ -54,6 +54,7 @@ def test_another_number_of_gpus_is_refused(text: str, monolith: bool) -> None:
 
 
 def test_what_is_set_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duplet_unit.settings_check._missing_gpus", lambda _loaded: [])
     services = on_gpus(unit_services(Path("/tmp/unit"), "127.0.0.1:1", BASE), ("0", "1"))
     for name, value in {**services[0].environment, **model_settings("random:s2-pro")}.items():
         monkeypatch.setenv(name, value)

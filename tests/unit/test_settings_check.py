@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from duplet_engine.shapes import SHAPES
+from duplet_memory.cuda_driver import CudaError
+from duplet_pages.engine_config import RANDOM, RANDOM_SHAPES, check_model
 from duplet_runtime.settings import SERVICE_NAMES, SettingsError
 from duplet_unit.cli import app
+from duplet_unit.gpus import on_gpus
 from duplet_unit.settings_check import check_settings, find_problems
+from duplet_unit.unit import free_local_address, unit_services
 
 UNIT = ("kvproxy", "decode", "prefill", "lb")
 
@@ -71,22 +78,105 @@ def test_an_unknown_model_is_found_before_anything_starts(monkeypatch: pytest.Mo
     assert "there is no model 'nosuch', but wren, tiny, random:<shape> and" in problem
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "other"),
+    [("MODEL", "tiny", "wren"), ("DTYPE", "bfloat16", "float32"), ("PAGE_ROWS", "8", "16")],
+)
+def test_engines_that_could_never_agree_are_not_started(
+    monkeypatch: pytest.MonkeyPatch, field: str, value: str, other: str
+) -> None:
+    monkeypatch.setenv(f"DUPLET_PREFILL_{field}", value)
+    (problem,) = find_problems(UNIT)
+    assert problem.startswith(f"{field.lower()}: prefill has ")
+    assert value in problem and other in problem
+    monkeypatch.setenv(f"DUPLET_DECODE_{field}", value)
+    assert find_problems(UNIT) == []
+
+
+def test_two_directories_may_hold_one_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for role in ("prefill", "decode"):
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "config.json").touch()
+        monkeypatch.setenv(f"DUPLET_{role.upper()}_MODEL", str(tmp_path / role))
+    assert find_problems(UNIT) == []
+
+
+class Gpus(types.ModuleType):
+    """In the place of CUDA's driver: shows so many GPUs, or fails."""
+
+    def __init__(self, answer: int | CudaError) -> None:
+        super().__init__("duplet_memory.cuda_driver")
+        self.answer = answer
+        self.CudaError = CudaError
+
+    def call(self, name: str, *_arguments: object) -> int:
+        if isinstance(self.answer, CudaError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (2, ""),
+        (1, "device: cuda, but of the GPUs 0,7 this machine shows 1: "),
+        (
+            CudaError("cuInit", "Failed to dlopen libcuda.so.1"),
+            "device: cuda, but no NVIDIA GPU with a driver is here (cuInit: Failed to dlopen ",
+        ),
+    ],
+)
+def test_gpus_that_are_not_here_are_missed_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, answer: int | CudaError, told: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "duplet_memory.cuda_driver", Gpus(answer))
+    services = on_gpus(unit_services(Path("/tmp/unit"), "127.0.0.1:1", {}), ("0", "7"))
+    for name, value in services[0].environment.items():
+        monkeypatch.setenv(name, value)
+    problems = find_problems(UNIT)
+    assert len(problems) == bool(told)
+    assert all(problem.startswith(told) for problem in problems)
+
+
 async def test_problems_come_back_from_the_checking_process() -> None:
     await check_settings(UNIT, os.environ)
     with pytest.raises(SettingsError, match="DUPLET_FOO: no such setting"):
         await check_settings(UNIT, {**os.environ, "DUPLET_FOO": "1"})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "DUPLET_FOO: no such setting"),
+        (["--random", "nosuch"], "--random: there is no shape 'nosuch', but s2-pro, "),
+        (["--model", "nosuch"], "--model: there is no model 'nosuch', but wren, "),
+        (["--model", "random:nosuch"], "--model: there is no shape 'nosuch', but "),
+        (["--model", str(Path(__file__).parent)], "it has no config.json"),
+        (["--model", "x" * 5000], "cannot be read: File name too long"),
+        (["--gpu", "0"], "--gpu '0': name prefill's and decode's GPU"),
+    ],
+)
 def test_up_starts_nothing_with_bad_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], told: str
 ) -> None:
-    monkeypatch.setenv("DUPLET_FOO", "1")
+    if not arguments:
+        monkeypatch.setenv("DUPLET_FOO", "1")
     run_dir = tmp_path / "run"
-    arguments = ["up", "--listen", "127.0.0.1:50987", "--run-dir", str(run_dir)]
-    done = CliRunner().invoke(app, arguments)
+    listening = ["--listen", free_local_address(), "--run-dir", str(run_dir)]
+    done = CliRunner().invoke(app, ["up", *listening, *arguments])
     assert done.exit_code == 2
-    assert "DUPLET_FOO: no such setting" in done.stderr
-    assert list((run_dir / "logs").iterdir()) == []
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("duplet: USAGE: ") and told in line
+    assert not list(run_dir.glob("logs/*"))
+
+
+def test_every_random_shape_is_made() -> None:
+    assert tuple(SHAPES) == RANDOM_SHAPES
+    for shape in RANDOM_SHAPES:
+        check_model(f"{RANDOM}{shape}")
 
 
 def test_kv_that_is_damaged_on_purpose_is_said_loudly(

@@ -131,7 +131,7 @@ def test_console_tells_the_start_the_crash_loop_and_the_log(tmp_path: Path) -> N
     report(Event("restarting", "lb", restarts=3, delay_s=1.0))
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "lb.log").write_text("[no such] model\n")
-    report(Event("gave_up", "lb", how="exit code 2", detail="why"))
+    report(Event("gave_up", "lb", how="exit code 3", detail="why"))
     text = out.getvalue()
     for part in (
         "lb: ready",
@@ -144,6 +144,13 @@ def test_console_tells_the_start_the_crash_loop_and_the_log(tmp_path: Path) -> N
         "  [no such] model",
     ):
         assert part in text
+
+
+def test_console_leaves_bad_settings_to_the_commands_last_line(tmp_path: Path) -> None:
+    out = io.StringIO()
+    report = ConsoleReport(Console(file=out, width=200), ["lb"], tmp_path)
+    report(Event("gave_up", "lb", how="exit code 2", detail="why"))
+    assert out.getvalue() == "gave up\n"
 
 
 async def test_logs_are_followed_line_by_line(tmp_path: Path) -> None:

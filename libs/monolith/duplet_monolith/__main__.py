@@ -38,9 +38,9 @@ class MonolithSettings(EngineSettings):
 
     role: ClassVar[str] = MONOLITH
 
-    slots: int = by_device(cpu=16, cuda=64, ge=1)
+    slots: int = by_device(cpu=16, cuda=64, ge=1, le=4096)
     """Most streams at once."""
-    chunk_rows: int = by_device(cpu=256, cuda=512, ge=1)
+    chunk_rows: int = by_device(cpu=256, cuda=512, ge=1, le=1_000_000)
     """Most prompt rows between two decode steps; more than any prompt has: whole prompts."""
     prefix_cache: bool = True
     """Keep computed pages and share them between prompts that begin with equal rows."""

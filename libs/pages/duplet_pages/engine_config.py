@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 Arrangement = Literal["page-major", "layer-major"]
@@ -17,6 +18,45 @@ TINY_MODEL = "tiny"
 """Has random weights, for tests that want arithmetic only."""
 RANDOM = "random:"
 """Before the name of a shape that gets random weights."""
+RANDOM_SHAPES = (
+    "s2-pro",
+    "s1-mini",
+    "qwen3-0.6b",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "small-dual-ar",
+    "small-lm",
+)
+"""What may follow RANDOM; `duplet_engine.shapes` has them."""
+_CONFIG = "config.json"
+"""Without it a directory is no checkpoint."""
+
+
+def check_model(model: str) -> None:
+    """Whether there is such a model, so far as it can be told without loading it.
+
+    Raises:
+        ValueError: there is none; the text says what there is.
+    """
+    if model in (SPEAKING_MODEL, TINY_MODEL):
+        return
+    if model.startswith(RANDOM):
+        shape = model.removeprefix(RANDOM)
+        if shape not in RANDOM_SHAPES:
+            raise ValueError(f"there is no shape {shape!r}, but {', '.join(RANDOM_SHAPES)}")
+        return
+    try:
+        is_directory = Path(model).is_dir()
+        has_config = is_directory and (Path(model) / _CONFIG).is_file()
+    except OSError as error:  # too long a name, or others' files
+        raise ValueError(f"{model!r} cannot be read: {error.strerror}") from error
+    if not is_directory:
+        raise ValueError(
+            f"there is no model {model!r}, but {SPEAKING_MODEL}, {TINY_MODEL}, {RANDOM}<shape> "
+            "and the path of a checkpoint's directory"
+        )
+    if not has_config:
+        raise ValueError(f"{model!r} is no checkpoint's directory: it has no {_CONFIG}")
 
 
 @dataclass(frozen=True, slots=True)

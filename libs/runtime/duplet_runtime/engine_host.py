@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -20,13 +19,12 @@ from duplet_core.engine import FromEngine, Ready
 from duplet_core.errors import Reason, Unavailable
 from duplet_core.ids import Role
 from duplet_pages.engine_config import (
-    RANDOM,
     SPEAKING_MODEL,
-    TINY_MODEL,
     Arrangement,
     Device,
     Dtype,
     EngineConfig,
+    check_model,
 )
 from duplet_runtime.engine_meter import EngineMeter
 from duplet_runtime.engine_process import EngineProcess, EngineReady
@@ -80,14 +78,8 @@ class EngineSettings(ServiceSettings):
     @field_validator("model")
     @classmethod
     def _is_there(cls, value: str) -> str:
-        """So far as it can be told without loading it."""
-        built_in = (SPEAKING_MODEL, TINY_MODEL)
-        if value in built_in or value.startswith(RANDOM) or Path(value).is_dir():
-            return value
-        raise ValueError(
-            f"there is no model {value!r}, but {', '.join(built_in)}, {RANDOM}<shape> and the "
-            "path of a checkpoint's directory"
-        )
+        check_model(value)
+        return value
 
     @field_validator("pool_pages")
     @classmethod

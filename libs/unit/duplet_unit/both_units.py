@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from duplet_unit.demo import wait_ready
+from duplet_unit.settings_check import check_settings
 from duplet_unit.supervisor import Service
 from duplet_unit.unit import (
     MONOLITH_STAGES,
@@ -32,6 +33,7 @@ async def both_units(
 
     Raises:
         UnitError: one of them did not start.
+        SettingsError: one cannot start with its settings.
     """
     async with AsyncExitStack() as stack:
         addresses = []
@@ -42,6 +44,7 @@ async def both_units(
             run_dir = stack.enter_context(owned_run_dir(None))
             listen = free_local_address()
             services: list[Service] = make(run_dir, listen, _environment(settings))
+            await check_settings([s.name for s in services], services[0].environment)
             supervisor = make_supervisor(services, run_dir, lambda _event: None, stages)
             await stack.enter_async_context(in_background(supervisor))
             if not await wait_ready(supervisor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import typer
 
 from duplet_client import AsyncClient, SamplingOptions, StreamTiming, Unit
+from duplet_pages.engine_config import RANDOM
 from duplet_unit.ask import (
     Answer,
     Ask,
@@ -111,9 +113,13 @@ def up(
     """Run a unit of local processes. Ctrl-C drains it, a second Ctrl-C kills it."""
     if model is not None and random is not None:
         raise typer.BadParameter("give either --model or --random")
-    named = f"random:{random}" if random is not None else model
 
     async def work() -> bool:
+        settings: Mapping[str, str] = {}
+        if random is not None:
+            settings = model_settings(f"{RANDOM}{random}", "--random")
+        elif model is not None:
+            settings = model_settings(model)
         return await run_unit(
             run_dir,
             listen,
@@ -121,7 +127,7 @@ def up(
             verbose=verbose,
             monolith=monolith,
             gpus=() if gpu is None else parse_gpus(gpu, monolith=monolith),
-            settings=None if named is None else model_settings(named),
+            settings=settings,
         )
 
     if not run(work()):

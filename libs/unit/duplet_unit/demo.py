@@ -30,6 +30,7 @@ from duplet_unit.ask import (
 )
 from duplet_unit.demo_speech import speak_sentence
 from duplet_unit.report import ConsoleReport
+from duplet_unit.settings_check import check_settings
 from duplet_unit.supervisor import Supervisor
 from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor, signals_to
@@ -83,11 +84,16 @@ async def run_demo(out_dir: Path, console: Console) -> bool:
 
     Returns:
         Whether everything went well.
+
+    Raises:
+        SettingsError: the unit cannot start with the settings of our environment.
     """
     with owned_run_dir(None) as run_dir:
         listen = free_local_address()
         services = unit_services(run_dir, listen, unit_environment(os.environ))
-        report = ConsoleReport(console, [service.name for service in services], run_dir)
+        names = [service.name for service in services]
+        await check_settings(names, services[0].environment)
+        report = ConsoleReport(console, names, run_dir)
         supervisor = make_supervisor(services, run_dir, report)
         outcomes: Sequence[Outcome] = ()
         spoken_badly: list[str] = []

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from duplet_core.ids import Role
+from duplet_pages.engine_config import check_model
 from duplet_runtime.settings import MONOLITH
 from duplet_unit.supervisor import Service
 from duplet_unit.unit import UnitError
@@ -55,6 +56,14 @@ def on_gpus(services: Sequence[Service], gpus: Sequence[str]) -> list[Service]:
     ]
 
 
-def model_settings(model: str) -> Mapping[str, str]:
-    """The environment that makes every engine load this model."""
+def model_settings(model: str, option: str = "--model") -> Mapping[str, str]:
+    """The environment that makes every engine load this model, which `option` named.
+
+    Raises:
+        UnitError: there is no such model.
+    """
+    try:
+        check_model(model)
+    except ValueError as error:
+        raise UnitError(f"{option}: {error}") from error
     return {f"DUPLET_{name.upper()}_MODEL": model for name in ENGINES}

@@ -14,12 +14,16 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from duplet_unit.events import Event
+from duplet_runtime.settings import BAD_SETTINGS_EXIT
+from duplet_unit.events import Event, describe_exit
 
 CRASH_LOOP = 3
 """Fast deaths in a row from which on a service is said to crash in a loop."""
 
 LOG_TAIL_LINES = 20
+
+HOPELESS = describe_exit(BAD_SETTINGS_EXIT)
+"""How a service ends that cannot start with its settings."""
 
 
 def leave_pipe() -> None:
@@ -131,6 +135,9 @@ class ConsoleReport:
 
     def _say_gave_up(self, event: Event) -> None:
         self.close()
+        if event.how == HOPELESS:
+            self._say("gave up", "red")  # Why is the command's last line.
+            return
         self._say(f"gave up: {event.detail}", "red")
         path = self._run_dir / "logs" / f"{event.service}.log"
         self._say(f"end of {path}:")

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from duplet_runtime.settings import BAD_SETTINGS_EXIT
 from duplet_unit.events import Event, OnEvent, describe_exit
 
 COMPLAINT_BYTES = 65_536
@@ -50,7 +51,7 @@ class Limits:
     """A process that lived so long was not a fast death."""
     failed_starts: int = 3
     """Deaths of a service that was never ready after which the unit gives up."""
-    hopeless_code: int = 2
+    hopeless_code: int = BAD_SETTINGS_EXIT
     """Exit code of bad settings."""
     hopeless_starts: int = 2
     """Deaths by it, of a service that was never ready, after which the unit gives up: once more,

@@ -75,7 +75,7 @@ async def run_unit(
         finally:
             report.close()
     if supervisor.is_hopeless:
-        raise UnitError("the unit cannot start with these settings; what is wrong stands above")
+        raise UnitError(supervisor.failure or "the unit cannot start with these settings")
     return clean
 
 

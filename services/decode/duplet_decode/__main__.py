@@ -35,7 +35,7 @@ class DecodeSettings(EngineSettings):
 
     role: ClassVar[Role] = Role.DECODE
 
-    slots: int = by_device(cpu=16, cuda=64, ge=1)
+    slots: int = by_device(cpu=16, cuda=64, ge=1, le=4096)
     """Most streams at once."""
     floor_rows_per_s: float = by_device(cpu=0, cuda=42, ge=0, allow_inf_nan=False)
     """Admit only what lets every stream keep this rate; 0: as many streams as there are slots."""
