@@ -61,7 +61,9 @@ class _Stream:
 
 
 class _EagerGraph:
-    def __init__(self, work: Callable[[Tensor], Tensor], given: Tensor, _pool: Any) -> None:
+    def __init__(
+        self, work: Callable[[Tensor], Tensor], given: Tensor, _pool: Any, _stream: Any
+    ) -> None:
         self._work, self._given = work, given
 
     def replay(self, given: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from duplet_core.errors import InvalidInput
 from duplet_kvproxy.kernel_build import RowShape
 from duplet_kvproxy.kernel_move_rows import move_rows
 from duplet_kvproxy.move_staged import split_chunks
@@ -92,16 +93,18 @@ def launch(
     shape: RowShape,
     source: torch.Tensor,
     dest: torch.Tensor,
-    places: tuple[torch.Tensor, torch.Tensor],
+    pages: tuple[torch.Tensor, torch.Tensor],
+    rows: tuple[int, int, int],
     slabs: int,
     steps: tuple[int, int],
 ) -> None:
+    """`rows`: rows of a page, first row, rows to move."""
     block_rows = min(shape.block_rows, 8)
-    move_rows[(-(-len(places[0]) // block_rows) * SPLITS,)](
+    move_rows[(-(-rows[2] // block_rows) * SPLITS,)](
         source,
         dest,
-        *places,
-        len(places[0]),
+        *pages,
+        *rows,
         slabs,
         *steps,
         ROW_WORDS=shape.row_words,
@@ -113,9 +116,10 @@ def launch(
 def moved(case: Case) -> torch.Tensor:
     """The destination after the kernel."""
     plan, result = case.plan, case.dest.clone()
-    places = torch.tensor(plan.source_places), torch.tensor(plan.dest_places)
+    pages = torch.tensor(plan.source_pages), torch.tensor(plan.dest_pages)
+    rows = (plan.page_rows, plan.first_row, plan.rows)
     steps = (plan.source_step, plan.dest_step)
-    launch(case.shape, case.source, result, places, plan.slabs, steps)
+    launch(case.shape, case.source, result, pages, rows, plan.slabs, steps)
     return result
 
 
@@ -139,25 +143,34 @@ def test_odd_row_widths(kv_heads: int, head_dim: int) -> None:
     assert torch.equal(moved(case), expected_dest(case))
 
 
-@pytest.mark.parametrize("chunk_rows", [4, 12, 1000])
-def test_staged_chunks_gather_and_scatter(chunk_rows: int) -> None:
+@pytest.mark.parametrize("chunk_rows", [3, 12, 1000])
+@pytest.mark.parametrize(("start", "count"), [(1, 14), (3, 12), (2, 1), (5, 2)])
+def test_staged_chunks_gather_and_scatter(chunk_rows: int, start: int, count: int) -> None:
     """What `staged` does, chunk by chunk, with staging memory in between."""
-    case = make_case(("layer-major", "page-major"), 3, 1, 14)
+    case = make_case(("layer-major", "page-major"), 3, start, count)
     plan, words = case.plan, case.shape.row_words
     chunk_bytes = chunk_rows * plan.row_bytes
     result = case.dest.clone()
-    for chunk in split_chunks(plan.rows, plan.slabs, plan.row_bytes, chunk_bytes):
-        items = chunk.slabs * chunk.rows * words
+    for chunk in split_chunks(plan, chunk_bytes):
+        step = chunk.pages * plan.page_rows
+        items = chunk.slabs * step * words
         assert items * case.shape.word_bytes <= chunk_bytes
         stage = torch.full((items,), -1, dtype=result.dtype)
-        rows = slice(chunk.first_row, chunk.first_row + chunk.rows)
-        identity = torch.arange(chunk.rows, dtype=torch.int32)
-        from_places = torch.tensor(plan.source_places[rows]), identity
+        pages = slice(chunk.first_page, chunk.first_page + chunk.pages)
+        rows = (plan.page_rows, chunk.first_row, chunk.rows)
+        identity = torch.arange(chunk.pages, dtype=torch.int32) * plan.page_rows
+        from_pages = torch.tensor(plan.source_pages[pages]), identity
         skipped = chunk.first_slab * plan.source_step * words
-        steps = (plan.source_step, chunk.rows)
-        launch(case.shape, case.source[skipped:], stage, from_places, chunk.slabs, steps)
-        to_places = identity, torch.tensor(plan.dest_places[rows])
+        steps = (plan.source_step, step)
+        launch(case.shape, case.source[skipped:], stage, from_pages, rows, chunk.slabs, steps)
+        to_pages = identity, torch.tensor(plan.dest_pages[pages])
         skipped = chunk.first_slab * plan.dest_step * words
-        steps = (chunk.rows, plan.dest_step)
-        launch(case.shape, stage, result[skipped:], to_places, chunk.slabs, steps)
+        steps = (step, plan.dest_step)
+        launch(case.shape, stage, result[skipped:], to_pages, rows, chunk.slabs, steps)
     assert torch.equal(result, expected_dest(case))
+
+
+def test_a_page_that_no_stage_holds_is_refused() -> None:
+    case = make_case(("layer-major", "page-major"), 3, 0, 3)
+    with pytest.raises(InvalidInput, match="staged: 3 rows a page of 24 bytes, a stage has 48"):
+        next(split_chunks(case.plan, 48))

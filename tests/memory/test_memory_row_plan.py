@@ -48,10 +48,12 @@ def test_rows_and_ranges_name_the_same_bytes(
     assert rows.copied_bytes == copy.copied_bytes == plan_ranges(copy).copied_bytes
     named = set()
     for slab in range(rows.slabs):
-        ends = zip(rows.source_places.tolist(), rows.dest_places.tolist(), strict=True)
-        for from_place, to_place in ends:
-            here = pools[0].offset + (from_place + slab * rows.source_step) * rows.row_bytes
-            there = pools[1].offset + (to_place + slab * rows.dest_step) * rows.row_bytes
+        for row in range(rows.first_row, rows.first_row + rows.rows):
+            page, in_page = divmod(row, rows.page_rows)
+            from_place = int(rows.source_pages[page]) + in_page + slab * rows.source_step
+            to_place = int(rows.dest_pages[page]) + in_page + slab * rows.dest_step
+            here = pools[0].offset + from_place * rows.row_bytes
+            there = pools[1].offset + to_place * rows.row_bytes
             named |= {(here + byte, there + byte) for byte in range(rows.row_bytes)}
     assert named == set(pairs_of_bytes(plan_ranges(copy)))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from duplet_kvproxy import gpu_queue, kernel_build
 from duplet_kvproxy.gpu_queue import FIRST_GROUP_COPIES, queue_copies
-from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows
+from duplet_kvproxy.kernel_build import LaunchedRows, LaunchParameters, MoveRows
 
 SOURCE, DEST = 0x7F00_0000_0000, 0x7E00_0000_0000
 
@@ -66,15 +66,20 @@ def test_a_launch_carries_its_arguments_in_the_kernels_order(
     def take(name: str, *a: int) -> None:
         assert name == "cuLaunchKernel"
         function, grid, *_, shared, stream, table, extra = a
-        places = read_words(table, 10).tolist()
-        words = [ctypes.c_uint64.from_address(p).value for p in places[:4] + places[8:]]
-        numbers = [ctypes.c_int32.from_address(p).value for p in places[4:8]]
+        places = read_words(table, 12).tolist()
+        words = [ctypes.c_uint64.from_address(p).value for p in places[:4] + places[10:]]
+        numbers = [ctypes.c_int32.from_address(p).value for p in places[4:10]]
         seen.append((function, grid, shared, stream, extra, *words, *numbers))
 
     monkeypatch.setattr(kernel_build, "call_quickly", take)
     kernel = MoveRows.__new__(MoveRows)
     kernel._shared, kernel._wanted_programs, kernel._block_rows = 0, 264, 8
     kernel._function = 0x1234_5678_9ABC
-    kernel.launch(77, LaunchedRows(SOURCE, DEST, 2**40, 2**41, 17, 72, -5, 6))
-    expected = (0x1234_5678_9ABC, 3 * 72, 0, 77, 0, SOURCE, DEST, 2**40, 2**41, 0, 0, 17, 72, -5, 6)
-    assert seen == [expected]
+    kernel._parameters = LaunchParameters()
+    device: Any = Queue.device
+    kernel._device = device
+    head = (0x1234_5678_9ABC, 3 * 72, 0, 77, 0)
+    for rows, grid in ((17, 3 * 72), (2048, 256), (4096, 512)):
+        kernel.launch(77, LaunchedRows(SOURCE, DEST, 2**40, 2**41, 16, 3, rows, 72, -5, 6))
+        head = (head[0], grid, *head[2:])
+        assert seen.pop() == (*head, SOURCE, DEST, 2**40, 2**41, 0, 0, 16, 3, rows, 72, -5, 6)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from duplet_core.errors import InvalidInput, Reason, require
 from duplet_memory.layout import PoolDescription
 
 _SHARED_FIELDS = ("layers", "kv", "page_rows", "kv_heads", "head_dim", "dtype")
+_shared_fields = attrgetter(*_SHARED_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ def check_copy(
         InvalidInput: the pools do not hold the same kind of rows, the pages do not fit, or a
             byte would be written twice or be read and written.
     """
-    for field in _SHARED_FIELDS:
-        have, want = getattr(source, field), getattr(dest, field)
+    both = zip(_SHARED_FIELDS, _shared_fields(source), _shared_fields(dest), strict=True)
+    for field, have, want in both:
         if have != want:
             raise _refuse(f"{field} is {have!r} in the source and {want!r} in the destination")
     if start_row < 0 or count < 1:
@@ -185,7 +187,7 @@ def _check_pages(
         raise _refuse(f"{len(pages)} {name} pages for rows that lie in {wanted}")
     # Half the time of np.asarray, and this is on the way of every copy.
     numbers = np.frombuffer(struct.pack(f"={wanted}q", *pages), dtype=np.int64)
-    if numbers.min() < 0 or numbers.max() >= description.pages:
+    if numbers.view(np.uint64).max() >= description.pages:  # as unsigned, a negative one is huge
         foreign = numbers[(numbers < 0) | (numbers >= description.pages)]
         raise _refuse(f"{name} page {foreign[0]} is not in a pool of {description.pages}")
     return numbers

@@ -1,8 +1,9 @@
-"""Copy plans for kernels: one place a row on either side, and one step from slab to slab.
+"""Copy plans for kernels: one place a page on either side, and one step from slab to slab.
 
-In both arrangements the rows of slab s lie `s * step` rows after those of slab 0, so row r of
-slab s of a pool is at `base + (places[r] + s * step) * row_bytes`. Contiguous staging memory
-`[slabs][rows][row]` is the same with `places = 0..rows` and `step = rows`.
+In both arrangements the rows of slab s lie `s * step` rows after those of slab 0, and the rows
+of a page in one slab follow each other. So row q, counted from the first page's first, is in
+slab s of a pool at `base + (pages[q // page_rows] + q % page_rows + s * step) * row_bytes`.
+Contiguous staging memory `[slabs][rows][row]` is the same with `pages = 0, page_rows, …`.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ MOST_PLACES = 2**31
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Every row of every slab, to be copied in any order. Places and steps count rows."""
+    """Rows [first_row, first_row + rows) of every slab, to be copied in any order. Places and
+    steps count rows."""
 
-    source_places: NDArray[np.int32]
-    """[rows], of slab 0; owned by the plan, never changed, as is `dest_places`."""
-    dest_places: NDArray[np.int32]
+    source_pages: NDArray[np.int32]
+    """[pages]: the place of each page's first row in slab 0. Owned by the plan, never changed,
+    as is `dest_pages`."""
+    dest_pages: NDArray[np.int32]
+    page_rows: int
+    first_row: int
+    """Counted from the first page's first."""
+    rows: int
     source_step: int
     dest_step: int
     slabs: int
     row_bytes: int
-
-    @property
-    def rows(self) -> int:
-        return len(self.source_places)
 
     @property
     def copied_bytes(self) -> int:
@@ -47,27 +50,29 @@ def plan_rows(copy: RowCopy) -> RowPlan:
     Raises:
         InvalidInput: a pool has more rows than a place can say.
     """
-    rows = slice(copy.first_row, copy.first_row + copy.count)
+    source, dest = copy.source, copy.dest
     return RowPlan(
-        _places(copy.source, copy.source_pages)[rows],
-        _places(copy.dest, copy.dest_pages)[rows],
-        copy.source.slab_step * copy.source.page_rows,
-        copy.dest.slab_step * copy.dest.page_rows,
-        copy.source.slabs,
-        copy.source.row_bytes,
+        _places(source, copy.source_pages),
+        _places(dest, copy.dest_pages),
+        source.page_rows,
+        copy.first_row,
+        copy.count,
+        source.slab_step * source.page_rows,
+        dest.slab_step * dest.page_rows,
+        source.slabs,
+        source.row_bytes,
     )
 
 
 def _places(pool: PoolDescription, pages: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Of every row of `pages`, in slab 0."""
-    if pool.pages * pool.slabs * pool.page_rows >= MOST_PLACES:
+    """Of the first row of each of `pages`, in slab 0."""
+    pool_rows = pool.pages * pool.slabs * pool.page_rows
+    if pool_rows >= MOST_PLACES:
         raise InvalidInput(
             Reason.TRANSFER_FAILED,
-            f"copy plan: pool {pool.pool_id} has {pool.pages * pool.slabs * pool.page_rows} "
-            f"rows over all layers, most are {MOST_PLACES - 1}",
+            f"copy plan: pool {pool.pool_id} has {pool_rows} rows over all layers, "
+            f"most are {MOST_PLACES - 1}",
         )
-    first = (pages * (pool.slab_strides[0] * pool.page_rows)).astype(np.int32)
-    in_page: NDArray[np.int32] = np.arange(pool.page_rows, dtype=np.int32)
-    places = np.add(first[:, np.newaxis], in_page, dtype=np.int32).reshape(-1)
+    places = (pages * (pool.slab_strides[0] * pool.page_rows)).astype(np.int32)
     places.flags.writeable = False
     return places

@@ -82,37 +82,37 @@ class Flight:
 
 
 class PlaceTable:
-    """Row places in pinned host memory, where kernels of any GPU read them: each program once,
-    which costs less than an upload and a wait for it.
+    """Places of pages in pinned host memory, where kernels of any GPU read them: each program
+    once, which costs less than an upload and a wait for it.
 
-    Owns the memory, and grows when a copy has more rows. Belongs to one flight at a time, so
+    Owns the memory, and grows when a copy has more pages. Belongs to one flight at a time, so
     nothing reads it while it is written or grows.
     """
 
-    def __init__(self, device: Device, rows: int) -> None:
+    def __init__(self, device: Device, pages: int) -> None:
         self._device = device
-        self._rows = 0
+        self._pages = 0
         self._places: NDArray[np.int32]
         self._address = 0
-        self._grow(rows)
+        self._grow(pages)
 
     def write(self, *places: NDArray[np.int32]) -> list[int]:
-        """Set the table; the address of each array, 16-byte aligned."""
-        rows = max(len(p) for p in places)
-        if rows > self._rows:
-            self._grow(2 * rows)
+        """Set the table; the address of each array."""
+        pages = max(len(p) for p in places)
+        if pages > self._pages:
+            self._grow(2 * pages)
         require(len(places) <= 2, "a table holds two arrays")
         for index, values in enumerate(places):
-            start = index * self._rows
+            start = index * self._pages
             self._places[start : start + len(values)] = values
-        return [self._address + index * self._rows * 4 for index in range(len(places))]
+        return [self._address + index * self._pages * 4 for index in range(len(places))]
 
-    def _grow(self, rows: int) -> None:
+    def _grow(self, pages: int) -> None:
         self._device.use()
-        if self._rows:
+        if self._pages:
             call("cuMemFreeHost", self._address)
-        self._rows = -(-rows // 1024) * 1024
-        size = 2 * self._rows * 4
+        self._pages = -(-pages // 1024) * 1024
+        size = 2 * self._pages * 4
         self._address = int(call("cuMemHostAlloc", size, PORTABLE))
         view = (ctypes.c_byte * size).from_address(self._address)
         self._places = np.ctypeslib.as_array(view).view(np.int32)

@@ -20,7 +20,10 @@ THREADS = WARPS * 32
 TILE_BYTES = 16 << 10
 """Of one tile: four 16-byte words for each of the threads."""
 PROGRAMS_PER_SM = 8
-"""At least; as many as a multiprocessor holds."""
+"""About; as many as a multiprocessor holds."""
+FEW_PROGRAMS_PER_SM = 2
+"""For `pull`, beside decode's steps: they go through a pool's slabs nearly one after the other, and
+under MPS they find their places sooner (docs/measurements/kv_move.notes.md)."""
 
 
 class _Parameters(ctypes.Structure):
@@ -30,8 +33,10 @@ class _Parameters(ctypes.Structure):
     _fields_ = (
         ("source", ctypes.c_uint64),
         ("dest", ctypes.c_uint64),
-        ("source_places", ctypes.c_uint64),
-        ("dest_places", ctypes.c_uint64),
+        ("source_pages", ctypes.c_uint64),
+        ("dest_pages", ctypes.c_uint64),
+        ("page_rows", ctypes.c_int32),
+        ("first_row", ctypes.c_int32),
         ("rows", ctypes.c_int32),
         ("slabs", ctypes.c_int32),
         ("source_step", ctypes.c_int32),
@@ -79,8 +84,9 @@ def compile_move_rows(shape: RowShape, capability: int) -> Any:
     from duplet_kvproxy.kernel_move_rows import WORD_TYPES, move_rows
 
     word = f"*{WORD_TYPES[shape.word_bytes]}"
-    signature = {"source": word, "dest": word, "source_places": "*i32", "dest_places": "*i32"}
-    signature |= dict.fromkeys(("rows", "slabs", "source_step", "dest_step"), "i32")
+    signature = {"source": word, "dest": word, "source_pages": "*i32", "dest_pages": "*i32"}
+    numbers = ("page_rows", "first_row", "rows", "slabs", "source_step", "dest_step")
+    signature |= dict.fromkeys(numbers, "i32")
     constants = {
         "ROW_WORDS": shape.row_words,
         "BLOCK_ROWS": shape.block_rows,
@@ -88,7 +94,7 @@ def compile_move_rows(shape: RowShape, capability: int) -> Any:
     }
     signature |= dict.fromkeys(constants, "constexpr")
     aligned = [["tt.divisibility", 16]]
-    wide = (0, 1, 2, 3) if shape.word_bytes * shape.row_words % 16 == 0 else (2, 3)
+    wide = (0, 1) if shape.word_bytes * shape.row_words % 16 == 0 else ()
     source = ASTSource(move_rows, signature, constants, {(i,): aligned for i in wide})
     target = GPUTarget("cuda", capability, 32)
     return triton.compile(source, target=target, options={"num_warps": WARPS})
@@ -100,19 +106,41 @@ class LaunchedRows:
 
     source: int
     dest: int
-    source_places: int
-    dest_places: int
+    source_pages: int
+    dest_pages: int
+    page_rows: int
+    first_row: int
     rows: int
     slabs: int
     source_step: int
     dest_step: int
 
 
+class LaunchParameters:
+    """The parameters of one kernel's launches, set again for each. Owns their memory; belongs to
+    one thread."""
+
+    def __init__(self) -> None:
+        self._values = _Parameters()
+        start = ctypes.addressof(self._values)
+        self._places = _PLACES(*(start + offset for offset in _OFFSETS))
+        self._address = ctypes.addressof(self._places)
+
+    def set(self, arguments: LaunchedRows) -> int:
+        """Address of the table that the driver reads, good until the next call."""
+        values, a = self._values, arguments
+        values.source, values.dest = a.source, a.dest
+        values.source_pages, values.dest_pages = a.source_pages, a.dest_pages
+        values.page_rows, values.first_row, values.rows = a.page_rows, a.first_row, a.rows
+        values.slabs, values.source_step, values.dest_step = a.slabs, a.source_step, a.dest_step
+        return self._address
+
+
 class MoveRows:
     """`move_rows` loaded on one GPU. Owns the module for the process's life: a mover that stops
     is about to exit, and unloading would wait for everything in the context."""
 
-    def __init__(self, shape: RowShape, device: Device) -> None:
+    def __init__(self, shape: RowShape, device: Device, programs_per_sm: int) -> None:
         """Compile, or take from Triton's cache, and load.
 
         Raises:
@@ -127,14 +155,16 @@ class MoveRows:
             )
         device.use()
         self._shared = int(compiled.metadata.shared)
-        self._wanted_programs = PROGRAMS_PER_SM * device.attribute("MULTIPROCESSOR_COUNT")
+        self._wanted_programs = programs_per_sm * device.attribute("MULTIPROCESSOR_COUNT")
         self._block_rows = shape.block_rows
         module = call("cuModuleLoadData", compiled.asm["cubin"])
         name = compiled.metadata.name.encode()
         self._function = int(call("cuModuleGetFunction", module, name))
+        self._device = device
+        self._parameters = LaunchParameters()
 
     def launch(self, stream: int, arguments: LaunchedRows) -> None:
-        """Queue on `stream` of this kernel's GPU, whose context is current.
+        """Queue on `stream` of this kernel's GPU.
 
         Raises:
             CudaError: refused.
@@ -142,21 +172,10 @@ class MoveRows:
         a = arguments
         require(a.rows > 0 and a.slabs > 0, "a launch moves something")
         row_blocks = -(-a.rows // self._block_rows)
-        grid = row_blocks * min(a.slabs, -(-self._wanted_programs // row_blocks))
-        parameters = _Parameters(
-            a.source,
-            a.dest,
-            a.source_places,
-            a.dest_places,
-            a.rows,
-            a.slabs,
-            a.source_step,
-            a.dest_step,
-        )
-        start = ctypes.addressof(parameters)
-        places = _PLACES(*(start + offset for offset in _OFFSETS))
+        grid = row_blocks * min(a.slabs, max(1, self._wanted_programs // row_blocks))
         shape = (grid, 1, 1, THREADS, 1, 1, self._shared)
-        table = ctypes.addressof(places)
+        self._device.use()
+        table = self._parameters.set(a)
         call_quickly("cuLaunchKernel", self._function, *shape, stream, table, 0)
 
 

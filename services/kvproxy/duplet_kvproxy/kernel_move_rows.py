@@ -1,14 +1,15 @@
 """Kernel: copy scattered rows of all slabs, between any two arrangements.
 
-    for every slab s in [0, slabs), row r in [0, rows):
-        dest[dest_places[r] + s * dest_step] = source[source_places[r] + s * source_step]
+    for every slab s in [0, slabs), row q in [first_row, first_row + rows):
+        p, i = q // page_rows, q % page_rows
+        dest[dest_pages[p] + i + s * dest_step] = source[source_pages[p] + i + s * source_step]
 
 Layout: source and dest are words `[…][row_words]`; places and steps count rows of `row_words`
-words. The places of `rows` are disjoint within dest, and dest and source do not overlap, so
-the order does not matter. A program takes BLOCK_ROWS rows, reads their places once, and walks
-the slabs in strides; the grid is a multiple of the number of row blocks. Run on the source's GPU
-it pushes, on the destination's it pulls; with contiguous places on one side it gathers or
-scatters.
+words, and `…_pages` are the places of pages. Pages are disjoint within dest, and dest and source
+do not overlap, so the order does not matter. A program takes BLOCK_ROWS rows, reads the places of
+their pages once, and walks the slabs in strides; the grid is a multiple of the number of row
+blocks. Run on the source's GPU it pushes, on the destination's it pulls; with pages that follow
+each other on one side it gathers or scatters.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ WORD_TYPES = {8: "i64", 4: "i32", 2: "i16"}
 def move_rows(  # type: ignore[no-untyped-def]
     source,
     dest,
-    source_places,
-    dest_places,
+    source_pages,
+    dest_pages,
+    page_rows,
+    first_row,
     rows,
     slabs,
     source_step,
@@ -34,14 +37,16 @@ def move_rows(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
 ):
-    """source, dest: pointers to words. source_places, dest_places: int32 [rows]. The rest: int32
-    scalars. BLOCK_WORDS: the power of two at or above ROW_WORDS."""
+    """source, dest: pointers to words. source_pages, dest_pages: int32 [pages]. The rest:
+    int32 scalars. BLOCK_WORDS: the power of two at or above ROW_WORDS."""
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     word = tl.arange(0, BLOCK_WORDS)
-    row = (tl.program_id(0) % row_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    live = row < rows
-    source_row = tl.load(source_places + row, mask=live, other=0).to(tl.int64)
-    dest_row = tl.load(dest_places + row, mask=live, other=0).to(tl.int64)
+    index = (tl.program_id(0) % row_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    live = index < rows
+    page = (first_row + index) // page_rows
+    in_page = (first_row + index) % page_rows
+    source_row = (tl.load(source_pages + page, mask=live, other=0) + in_page).to(tl.int64)
+    dest_row = (tl.load(dest_pages + page, mask=live, other=0) + in_page).to(tl.int64)
     mask = live[:, None] & (word < ROW_WORDS)[None, :]
     source_words = source + source_row[:, None] * ROW_WORDS + word[None, :]
     dest_words = dest + dest_row[:, None] * ROW_WORDS + word[None, :]

@@ -9,13 +9,19 @@ from __future__ import annotations
 from typing import Literal
 
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable
-from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
+from duplet_kvproxy.kernel_build import (
+    FEW_PROGRAMS_PER_SM,
+    PROGRAMS_PER_SM,
+    LaunchedRows,
+    MoveRows,
+    RowShape,
+)
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device
 from duplet_memory.plan import RowCopy
 from duplet_memory.row_plan import plan_rows
 
-FIRST_TABLE_ROWS = 4096
+FIRST_TABLE_PAGES = 4096
 
 
 class DirectMover:
@@ -24,9 +30,10 @@ class DirectMover:
     def __init__(self, name: Literal["push", "pull"], source: Device, dest: Device) -> None:
         self.name: TransportName = name
         self._device = source if name == "push" else dest
+        self._programs_per_sm = PROGRAMS_PER_SM if name == "push" else FEW_PROGRAMS_PER_SM
         self._queue = GpuQueue(self._device)
         self._free = [
-            (GpuEvent(self._device), PlaceTable(self._device, FIRST_TABLE_ROWS))
+            (GpuEvent(self._device), PlaceTable(self._device, FIRST_TABLE_PAGES))
             for _ in range(MAX_IN_FLIGHT)
         ]
         self._kernels: dict[int, MoveRows] = {}
@@ -35,7 +42,8 @@ class DirectMover:
     def prepare(self, row_bytes: int) -> MoveRows:
         """The kernel for rows of so many bytes; compiled at first use."""
         if row_bytes not in self._kernels:
-            self._kernels[row_bytes] = MoveRows(RowShape.of(row_bytes), self._device)
+            shape = RowShape.of(row_bytes)
+            self._kernels[row_bytes] = MoveRows(shape, self._device, self._programs_per_sm)
         return self._kernels[row_bytes]
 
     def start(self, copy: RowCopy, source: GpuPool, dest: GpuPool) -> Flight:
@@ -43,12 +51,14 @@ class DirectMover:
         plan = plan_rows(copy)
         kernel = self.prepare(plan.row_bytes)
         event, table = slot = self._free.pop()
-        source_places, dest_places = table.write(plan.source_places, plan.dest_places)
+        source_pages, dest_pages = table.write(plan.source_pages, plan.dest_pages)
         arguments = LaunchedRows(
             source.address(self._device) + source.description.offset,
             dest.address(self._device) + dest.description.offset,
-            source_places,
-            dest_places,
+            source_pages,
+            dest_pages,
+            plan.page_rows,
+            plan.first_row,
             plan.rows,
             plan.slabs,
             plan.source_step,

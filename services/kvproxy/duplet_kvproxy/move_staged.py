@@ -4,8 +4,8 @@
     copy engine           │ copy 0   │ copy 1   …
     dest GPU                         │ scatter 0 …
 
-A chunk is some slabs of some rows, `[slabs][rows][row]` in staging memory. Only the copy engine
-crosses the link, in one long run a chunk: what a PCIe link needs.
+A chunk is some slabs of some pages, `[slabs][pages][page_rows][row]` in staging memory. Only the
+copy engine crosses the link, in one long run a chunk: what a PCIe link needs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
-from numpy.typing import NDArray
 
+from duplet_core.errors import InvalidInput, Reason
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable, queue_copy
-from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
+from duplet_kvproxy.kernel_build import PROGRAMS_PER_SM, LaunchedRows, MoveRows, RowShape
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device
 from duplet_memory.handle_cumem import allocate_shared
@@ -28,28 +28,46 @@ from duplet_memory.row_plan import RowPlan, plan_rows
 CHUNK_BYTES = 32 << 20
 STAGES = 4
 """Chunks on their way at once: one at each of the three steps, and one to spare."""
-FIRST_TABLE_ROWS = 4096
+FIRST_TABLE_PAGES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Slabs [first_slab, first_slab + slabs) of rows [first_row, first_row + rows)."""
+    """Slabs [first_slab, first_slab + slabs) of pages [first_page, first_page + pages): of them
+    rows [first_row, first_row + rows), counted from `first_page`'s first."""
 
     first_slab: int
     slabs: int
+    first_page: int
+    pages: int
     first_row: int
     rows: int
 
 
-def split_chunks(rows: int, slabs: int, row_bytes: int, chunk_bytes: int) -> Iterator[Chunk]:
-    """Cut a copy into chunks of at most `chunk_bytes`, which holds at least 4 rows. Row starts
-    are multiples of 4, so that tables stay aligned."""
-    most_rows = min(rows, chunk_bytes // row_bytes // 4 * 4) if rows > 4 else rows
-    for first_row in range(0, rows, most_rows):
-        count = min(most_rows, rows - first_row)
-        most_slabs = min(slabs, max(1, chunk_bytes // (count * row_bytes)))
-        for first_slab in range(0, slabs, most_slabs):
-            yield Chunk(first_slab, min(most_slabs, slabs - first_slab), first_row, count)
+def split_chunks(plan: RowPlan, chunk_bytes: int) -> Iterator[Chunk]:
+    """Cut a copy into chunks whose pages take at most `chunk_bytes`.
+
+    Raises:
+        InvalidInput: one page of one slab is larger.
+    """
+    slab_bytes = plan.page_rows * plan.row_bytes
+    if slab_bytes > chunk_bytes:
+        raise InvalidInput(
+            Reason.TRANSFER_FAILED,
+            f"staged: {plan.page_rows} rows a page of {plan.row_bytes} bytes, a stage has "
+            f"{chunk_bytes}",
+        )
+    pages, end_row = len(plan.source_pages), plan.first_row + plan.rows
+    most_pages = min(pages, chunk_bytes // slab_bytes)
+    for first_page in range(0, pages, most_pages):
+        count = min(most_pages, pages - first_page)
+        before = first_page * plan.page_rows
+        first_row = max(0, plan.first_row - before)
+        rows = min(end_row - before, count * plan.page_rows) - first_row
+        most_slabs = min(plan.slabs, chunk_bytes // (count * slab_bytes))
+        for first_slab in range(0, plan.slabs, most_slabs):
+            slabs = min(most_slabs, plan.slabs - first_slab)
+            yield Chunk(first_slab, slabs, first_page, count, first_row, rows)
 
 
 class _Side:
@@ -59,8 +77,9 @@ class _Side:
         self.device = device
         self.queue = GpuQueue(device)
         self._memory = allocate_shared(device, reach, STAGES * CHUNK_BYTES)
-        self._identity = PlaceTable(device, FIRST_TABLE_ROWS)
-        self._identity_rows = 0
+        self._identity = PlaceTable(device, FIRST_TABLE_PAGES)
+        self._identity_pages = 0
+        self._identity_page_rows = 0
         self._identity_address = 0
         self._kernels: dict[int, MoveRows] = {}
 
@@ -71,19 +90,21 @@ class _Side:
     def kernel(self, row_bytes: int) -> MoveRows:
         """The kernel for rows of so many bytes; compiled at first use."""
         if row_bytes not in self._kernels:
-            self._kernels[row_bytes] = MoveRows(RowShape.of(row_bytes), self.device)
+            shape = RowShape.of(row_bytes)
+            self._kernels[row_bytes] = MoveRows(shape, self.device, PROGRAMS_PER_SM)
         return self._kernels[row_bytes]
 
-    def identity(self, rows: int) -> int:
-        """Address of the places 0, 1, … up to at least `rows`. A table that grows waits for
-        this GPU's stream, whose launches read the old one."""
-        if rows > self._identity_rows:
+    def identity(self, pages: int, page_rows: int) -> int:
+        """Address of the places 0, page_rows, … of at least so many pages. A table that changes
+        waits for this GPU's stream, whose launches read the old one."""
+        if pages > self._identity_pages or page_rows != self._identity_page_rows:
             self.device.use()
             done = GpuEvent(self.device)
             self.queue.record(done)
             done.wait()
-            self._identity_rows = max(2 * rows, FIRST_TABLE_ROWS)
-            places: NDArray[np.int32] = np.arange(self._identity_rows, dtype=np.int32)
+            self._identity_pages = max(2 * pages, FIRST_TABLE_PAGES)
+            self._identity_page_rows = page_rows
+            places = np.arange(self._identity_pages, dtype=np.int32) * np.int32(page_rows)
             (self._identity_address,) = self._identity.write(places)
         return self._identity_address
 
@@ -105,8 +126,8 @@ class StagedMover:
         self._free = [
             (
                 GpuEvent(dest),
-                PlaceTable(source, FIRST_TABLE_ROWS),
-                PlaceTable(dest, FIRST_TABLE_ROWS),
+                PlaceTable(source, FIRST_TABLE_PAGES),
+                PlaceTable(dest, FIRST_TABLE_PAGES),
             )
             for _ in range(MAX_IN_FLIGHT)
         ]
@@ -114,22 +135,23 @@ class StagedMover:
     def start(self, copy: RowCopy, source: GpuPool, dest: GpuPool) -> Flight:
         """As `GpuTransport.start`."""
         plan = plan_rows(copy)
+        chunks = list(split_chunks(plan, CHUNK_BYTES))
         event, from_table, to_table = slot = self._free.pop()
-        (from_places,) = from_table.write(plan.source_places)
-        (to_places,) = to_table.write(plan.dest_places)
+        (from_pages,) = from_table.write(plan.source_pages)
+        (to_pages,) = to_table.write(plan.dest_pages)
         from_base = source.address(self._from.device) + source.description.offset
         to_base = dest.address(self._to.device) + dest.description.offset
-        for chunk in split_chunks(plan.rows, plan.slabs, plan.row_bytes, CHUNK_BYTES):
+        for chunk in chunks:
             stage = next(self._stages)
-            self._gather(plan, chunk, stage, from_base, from_places)
+            self._gather(plan, chunk, stage, from_base, from_pages)
             self._carry(plan, chunk, stage)
-            self._scatter(plan, chunk, stage, to_base, to_places)
+            self._scatter(plan, chunk, stage, to_base, to_pages)
         self._to.queue.record(event)
         return Flight(event, lambda: self._free.append(slot))
 
-    def _gather(self, plan: RowPlan, chunk: Chunk, stage: int, base: int, places: int) -> None:
+    def _gather(self, plan: RowPlan, chunk: Chunk, stage: int, base: int, pages: int) -> None:
         side = self._from
-        identity = side.identity(chunk.rows)
+        identity = side.identity(chunk.pages, plan.page_rows)
         side.queue.wait_for(self._copied[stage])
         skipped = chunk.first_slab * plan.source_step * plan.row_bytes
         side.kernel(plan.row_bytes).launch(
@@ -137,12 +159,14 @@ class StagedMover:
             LaunchedRows(
                 base + skipped,
                 side.stage(stage),
-                places + 4 * chunk.first_row,
+                pages + 4 * chunk.first_page,
                 identity,
+                plan.page_rows,
+                chunk.first_row,
                 chunk.rows,
                 chunk.slabs,
                 plan.source_step,
-                chunk.rows,
+                chunk.pages * plan.page_rows,
             ),
         )
         side.queue.record(self._gathered[stage])
@@ -150,13 +174,13 @@ class StagedMover:
     def _carry(self, plan: RowPlan, chunk: Chunk, stage: int) -> None:
         self._link.wait_for(self._gathered[stage])
         self._link.wait_for(self._scattered[stage])
-        size = chunk.slabs * chunk.rows * plan.row_bytes
+        size = chunk.slabs * chunk.pages * plan.page_rows * plan.row_bytes
         queue_copy(self._link, self._to.stage(stage), self._from.stage(stage), size)
         self._link.record(self._copied[stage])
 
-    def _scatter(self, plan: RowPlan, chunk: Chunk, stage: int, base: int, places: int) -> None:
+    def _scatter(self, plan: RowPlan, chunk: Chunk, stage: int, base: int, pages: int) -> None:
         side = self._to
-        identity = side.identity(chunk.rows)
+        identity = side.identity(chunk.pages, plan.page_rows)
         side.queue.wait_for(self._copied[stage])
         skipped = chunk.first_slab * plan.dest_step * plan.row_bytes
         side.kernel(plan.row_bytes).launch(
@@ -165,10 +189,12 @@ class StagedMover:
                 side.stage(stage),
                 base + skipped,
                 identity,
-                places + 4 * chunk.first_row,
+                pages + 4 * chunk.first_page,
+                plan.page_rows,
+                chunk.first_row,
                 chunk.rows,
                 chunk.slabs,
-                chunk.rows,
+                chunk.pages * plan.page_rows,
                 plan.dest_step,
             ),
         )
