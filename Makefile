@@ -109,25 +109,34 @@ bench: $(STAMP)  ## is anything slower than it was? UPDATE=1 writes the figures 
 VOICE := run/voice
 WREN := models/duplet_models/wren
 DEBIAN := fortunes fortunes-min bible-kjv bible-kjv-text wamerican
+VOICE_TEXTS ?= 14000
+VOICE_HOURS ?= 11
+VOICE_SECONDS ?= 500
 
-voice-data: $(STAMP)  ## texts, speech and codes for training/ (11 h of speech; half an hour)
+voice-data: $(STAMP)  ## texts, speech and codes for training/; VOICE_TEXTS=n VOICE_HOURS=n
 	@$(BIN)/python -m pip install -q --no-build-isolation -r training/requirements.txt
 	@mkdir -p $(VOICE)/debian
 	@cd $(VOICE)/debian && apt-get -q download $(DEBIAN) && for f in *.deb; do dpkg -x $$f .; done
-	@$(BIN)/python -m training.texts --debian $(VOICE)/debian --out $(VOICE)/texts.jsonl
+	@$(BIN)/python -m training.texts --debian $(VOICE)/debian --count $(VOICE_TEXTS) \
+	  --out $(VOICE)/texts.jsonl
 	@$(BIN)/python -m training.texts --debian $(VOICE)/debian --count 1500 --seed 4 --held-out \
 	  --out $(VOICE)/held-out.jsonl
-	@OMP_NUM_THREADS=1 $(BIN)/python -m training.speak --texts $(VOICE)/texts.jsonl --out $(VOICE)/speech
+	@OMP_NUM_THREADS=1 $(BIN)/python -m training.speak --texts $(VOICE)/texts.jsonl \
+	  --hours $(VOICE_HOURS) --out $(VOICE)/speech
 	@$(BIN)/python -m training.make_codes --shards $(VOICE)/speech --out $(VOICE)/codes
 
-voice-train:  ## the built-in voice's weights, on this machine's GPU; VOICE_SECONDS=n
+voice-train:  ## a voice's weights, on this machine's GPU; VOICE_SECONDS=n
+	@mkdir -p $(WREN)
+	@for f in config generation_config phonemes; do \
+	  [ -e $(WREN)/$$f.json ] || cp models/duplet_models/wren/$$f.json $(WREN)/; \
+	done
 	@$(BIN)/python -m training.train_model --codes $(VOICE)/codes/codes.npz --model $(WREN) \
-	  --seconds $(or $(VOICE_SECONDS),500) --out $(VOICE)/weights
+	  --seconds $(VOICE_SECONDS) --out $(VOICE)/weights
 	@cp $(VOICE)/weights/model.safetensors $(VOICE)/codes/codec.safetensors $(WREN)/
 	@$(BIN)/python -m training.make_voices --model $(WREN)
 
 voice-eval: $(STAMP)  ## docs/measurements/voice.md: phoneme error rates of held-out texts
-	@$(BIN)/python -m bench.voice --texts $(VOICE)/held-out.jsonl
+	@$(BIN)/python -m bench.voice --model $(WREN) --texts $(VOICE)/held-out.jsonl $(VOICE_EVAL)
 
 bench-admission: $(STAMP)  ## what it costs to take a prompt
 	@$(BIN)/python -m bench.admission

@@ -93,6 +93,13 @@ def _join(sentences: list[str], words: int) -> Iterator[str]:
         joined = f"{joined} {sentence}".strip()
 
 
+def open_engine(model: Path, threads: int) -> Engine:
+    """An engine for `say`; whoever opens it closes it."""
+    return Engine(
+        EngineConfig("monolith", str(model), pool_pages=SLOTS * 50, slots=SLOTS, threads=threads)
+    )
+
+
 def generate(engine: Engine, pieces: list[Piece], sampling: Sampling) -> list[NDArray[np.int32]]:
     """Output rows of each piece, as the unit would give them; seeds follow one another."""
     pages_each = engine.config.pool_pages // SLOTS
@@ -133,10 +140,12 @@ def _options(sampling: Sampling) -> tuple[float, float, int, int]:
     return s.temperature, s.top_p, s.top_k, s.repetition_window
 
 
-def say(engine: Engine, texts: list[str], voice: str, sampling: Sampling) -> list[Said]:
-    """Texts in a voice, pieces joined."""
-    front_end = VoiceFrontEnd(engine.spec)
-    codec = load_codec(duplet_models.directory("wren"))
+def say(
+    engine: Engine, model: Path, texts: list[str], voice: str, sampling: Sampling
+) -> list[Said]:
+    """Texts in a voice, pieces joined; `model` is the directory that the engine reads."""
+    front_end = VoiceFrontEnd(engine.spec, model)
+    codec = load_codec(model)
     split = [list(front_end.pieces(text, voice)) for text in texts]
     answers = iter(generate(engine, [piece for pieces in split for piece in pieces], sampling))
     said = []
@@ -154,22 +163,28 @@ def say(engine: Engine, texts: list[str], voice: str, sampling: Sampling) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, required=True, help="of training.texts --held-out")
+    parser.add_argument("--model", type=Path, default=duplet_models.directory("wren"))
     parser.add_argument("--count", type=int, default=42, help="texts a voice")
     parser.add_argument("--voices", nargs="*", default=list(SPEAKERS))
-    parser.add_argument("--temperature", type=float, default=0.5)
-    parser.add_argument("--top-p", type=float, default=0.8)
+    parser.add_argument("--temperature", type=float, help="the model's own where not given")
+    parser.add_argument("--top-p", type=float)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--details", type=Path, help="a JSON line for every text and voice")
     parser.add_argument("--dry", action="store_true", help="write no measurement")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     texts = choose_texts(args.texts, args.count)
-    sampling = Sampling(1, args.temperature, args.top_p, 0, 0)
-    engine = Engine(
-        EngineConfig("monolith", "wren", pool_pages=SLOTS * 50, slots=SLOTS, threads=args.threads)
+    engine = open_engine(args.model, args.threads)
+    own = engine.spec.sampling
+    sampling = Sampling(
+        1,
+        own.temperature if args.temperature is None else args.temperature,
+        own.top_p if args.top_p is None else args.top_p,
+        own.top_k,
+        own.repetition_window,
     )
     report = Report("voice")
-    scores = score_voices(engine, texts, args.voices, sampling, args.details)
+    scores = score_voices(engine, args.model, texts, args.voices, sampling, args.details)
     report_scores(report, scores, args.voices)
     engine.close()
     print(report.table())
@@ -194,17 +209,21 @@ class Scores:
 
 
 def score_voices(
-    engine: Engine, texts: list[str], voices: list[str], sampling: Sampling, details: Path | None
+    engine: Engine,
+    model: Path,
+    texts: list[str],
+    voices: list[str],
+    sampling: Sampling,
+    details: Path | None,
 ) -> Scores:
     """Say and hear every text in every voice."""
     recogniser, teacher = PhonemeRecogniser(), Teacher()
-    directory = duplet_models.directory("wren")
-    codec, tensors = load_codec(directory), load_file(directory / "codec.safetensors")
-    ears = VoiceFrontEnd(engine.spec).voices
+    codec, tensors = load_codec(model), load_file(model / "codec.safetensors")
+    ears = VoiceFrontEnd(engine.spec, model).voices
     scores = Scores({})
     lines = []
     for voice in voices:
-        for text, said in zip(texts, say(engine, texts, voice, sampling), strict=True):
+        for text, said in zip(texts, say(engine, model, texts, voice, sampling), strict=True):
             reference = recogniser.reference(text)
             heard = recogniser.hear(said.samples, SAMPLE_RATE)
             words = len(text.split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from training.quantiser import unpack_codes
 
 STOP, VOICE_BEGINS, TEXT_BEGINS, GENERATE, SEMANTIC_FIRST = 1, 2, 3, 4, 256
-BOOKS = 10
+BOOKS, ENTRIES = 10, 1024
 _REFERENCE_ROWS, _EASY_REFERENCE_ROWS = (50, 125), (16, 49)
 _REFERENCE_SHARE, _EASY_REFERENCE_SHARE = 0.9, 0.5
 _JOIN_SHARE = 0.3
 _LONGEST_ROWS, _LONGEST_PHONEMES = 400, 290
 _NOISE_ROWS, _MOST_NOISE, _NOISE_CODES = 0.08, 0.5, 0.02
+_MUCH_NOISE_SHARE = 0.4
+_SHORT_PHONEMES, _SHORT_WEIGHT = 25, 2.0
+"""A few words are as many draws as a sentence and a fifth of its rows: they are drawn oftener."""
 _POOL = 768
 """Examples that are drawn at once and sorted by length into batches."""
 
@@ -39,17 +42,23 @@ class Corpus:
     """Token id of what stands between joined texts."""
 
     @staticmethod
-    def read(path: Path, symbols: dict[str, int]) -> Corpus:
-        """A file of `make_codes`; `symbols` as `phonemes.json` has them."""
-        with np.load(path) as file:
-            counts, packed = file["rows"], file["packed"]
-            texts = json.loads(str(file["phonemes"]))
-        whole = unpack_codes(packed, int(counts.sum()), BOOKS)
-        ends = np.cumsum(counts.sum(axis=1))
+    def read(paths: Sequence[Path], symbols: dict[str, int]) -> Corpus:
+        """Files of `make_codes`, recordings one after the other; `symbols` as `phonemes.json` has
+        them."""
+        texts: list[str] = []
+        counts, voices = [], []
+        for path in paths:
+            with np.load(path) as file:
+                counts.append(file["rows"])
+                texts += json.loads(str(file["phonemes"]))
+                whole = unpack_codes(file["packed"], int(counts[-1].sum()), BOOKS)
+            voices.append(np.split(whole, np.cumsum(counts[-1].sum(axis=1))[:-1]))
         return Corpus(
             phonemes=[np.array([symbols[c] for c in text], np.int16) for text in texts],
-            codes=np.split(whole, ends[:-1]),
-            firsts=[np.concatenate(([0], np.cumsum(voice))) for voice in counts],
+            codes=[np.concatenate(parts) for parts in zip(*voices, strict=True)],
+            firsts=[
+                np.concatenate(([0], np.cumsum(voice))) for voice in np.concatenate(counts, axis=1)
+            ],
             space=symbols[" "],
         )
 
@@ -83,26 +92,38 @@ def code_rows(codes: Rows) -> Rows:
     return np.concatenate((codes[:, :1] + SEMANTIC_FIRST, codes), axis=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is drawn at one time of the training."""
+
+    easy: bool = False
+    """Single recordings with little before them: by these a model learns to read."""
+    noise: float = 1.0
+    """How much of the full noise there is in what the model reads of its own past, 0 to 1."""
+
+
 class Drawer:
     """Draws examples of some recordings. Owns its random numbers."""
 
     def __init__(
-        self, corpus: Corpus, recordings: NDArray[np.int64], seed: int, noisy: bool
+        self, corpus: Corpus, recordings: NDArray[np.int64], seed: int, lesson: Lesson
     ) -> None:
         self._corpus = corpus
         self._recordings = recordings
         self._rng = np.random.default_rng(seed)
-        self._noisy = noisy
-        self.easy = False
-        """Single recordings with little before them: by these a model learns to read."""
+        self.lesson = lesson
+        lengths = np.array([len(corpus.phonemes[r]) for r in recordings])
+        weights = np.where(lengths <= _SHORT_PHONEMES, _SHORT_WEIGHT, 1.0)
+        self._ends = np.cumsum(weights / weights.sum())
 
     def draw(self) -> Example:
         """One example of a random recording and voice, sometimes with others joined to it."""
         rng, corpus = self._rng, self._corpus
-        chosen = [int(rng.choice(self._recordings))]
+        place = int(np.searchsorted(self._ends[:-1], rng.random(), side="right"))
+        chosen = [int(self._recordings[place])]
         voices = [v for v in range(len(corpus.codes)) if len(corpus.rows_of(v, chosen[0]))]
         voice = int(rng.choice(voices))
-        joins = not self.easy and rng.random() < _JOIN_SHARE
+        joins = not self.lesson.easy and rng.random() < _JOIN_SHARE
         wanted = int(rng.integers(2, 5)) if joins else 1
         for _ in range(wanted - 1):
             joined = [*chosen, int(rng.choice(self._recordings))]
@@ -126,16 +147,15 @@ class Drawer:
     def _draw_noise(self) -> float:
         """Share of wrong rows. Mostly a little, as at inference; sometimes so much that nothing
         but the text says what comes next, without which a model learns to babble."""
-        kind = self._rng.random()
-        if not self._noisy:
-            return 0.0
-        return _NOISE_ROWS if kind < 0.6 else float(self._rng.uniform(0.1, _MOST_NOISE))
+        share = self.lesson.noise
+        much = self._rng.random() < _MUCH_NOISE_SHARE * share
+        return float(self._rng.uniform(0.1, _MOST_NOISE)) if much else _NOISE_ROWS * share
 
     def _reference(self, voice: int, chosen: list[int]) -> Rows:
         """Rows of the voice that are not those of the chosen recordings; sometimes none."""
         rng, corpus = self._rng, self._corpus
-        rows = _EASY_REFERENCE_ROWS if self.easy else _REFERENCE_ROWS
-        share = _EASY_REFERENCE_SHARE if self.easy else _REFERENCE_SHARE
+        rows = _EASY_REFERENCE_ROWS if self.lesson.easy else _REFERENCE_ROWS
+        share = _EASY_REFERENCE_SHARE if self.lesson.easy else _REFERENCE_SHARE
         count = int(rng.integers(*rows)) if rng.random() < share else 0
         firsts = corpus.firsts[voice]
         for _ in range(20):
@@ -153,8 +173,8 @@ class Drawer:
         wrong = np.flatnonzero(rng.random(len(codes)) < noise)
         every = self._corpus.codes[voice]
         damaged[wrong] = every[rng.integers(len(every), size=len(wrong))]
-        places = rng.random(codes.shape) < _NOISE_CODES
-        damaged[places] = rng.integers(0, 1024, int(places.sum()))
+        places = rng.random(codes.shape) < _NOISE_CODES * self.lesson.noise
+        damaged[places] = rng.integers(0, ENTRIES, int(places.sum()))
         return damaged
 
 
@@ -178,17 +198,18 @@ def make_batch(examples: list[Example]) -> Batch:
         rows[place, : len(example.rows)] = example.rows
         end = example.generate + len(example.codes)
         targets[place, example.generate : end] = example.codes
-        targets[place, end, 0] = 1024
+        targets[place, end, 0] = ENTRIES
     return Batch(rows, targets)
 
 
 def draw_batches(
-    drawer: Drawer, batch_rows: int, seed: int, is_easy: Callable[[], bool] = lambda: False
+    drawer: Drawer, batch_rows: int, seed: int, lesson: Callable[[], Lesson] | None = None
 ) -> Iterator[Batch]:
-    """Batches of about `batch_rows` rows each, for ever; easy ones while `is_easy` says so."""
+    """Batches of about `batch_rows` rows each, for ever, by the lesson of the time."""
     rng = np.random.default_rng(seed)
     while True:
-        drawer.easy = is_easy()
+        if lesson is not None:
+            drawer.lesson = lesson()
         pool = sorted((drawer.draw() for _ in range(_POOL)), key=lambda e: len(e.rows))
         groups: list[list[Example]] = [[]]
         for example in pool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -79,6 +80,16 @@ def encode_features(rows: Tensor, codec: dict[str, Tensor]) -> Tensor:
     return encode(scaled, codec["codebooks"].to(rows))
 
 
+def write_codes(
+    path: Path, codes: NDArray[np.int64], counts: NDArray[np.int64], phonemes: list[str]
+) -> None:
+    """One file of codes int64 [rows, 10]: voice after voice, recording after recording, of
+    `counts [voices, recordings]` rows each, that say `phonemes`."""
+    np.savez_compressed(
+        path, packed=pack_codes(codes), rows=counts, phonemes=np.array(json.dumps(phonemes))
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=Path, required=True)
@@ -115,12 +126,7 @@ def main() -> None:
     else:
         codec = load_file(args.codec)
     codes = torch.cat([encode_features(part, codec) for part in rows]).cpu().numpy()
-    np.savez_compressed(
-        args.out / "codes.npz",
-        packed=pack_codes(codes),
-        rows=np.array(counts),
-        phonemes=np.array(json.dumps(phonemes)),
-    )
+    write_codes(args.out / "codes.npz", codes, np.array(counts), phonemes)
     took = time.monotonic() - began
     print(f"{len(phonemes)} recordings, {len(codes)} rows of all voices coded in {took:.0f} s")
 

@@ -12,10 +12,9 @@ import torch
 from matplotlib import pyplot
 from numpy.typing import NDArray
 
-from bench.voice import SLOTS, say
+import duplet_models
+from bench.voice import open_engine, say
 from duplet_core.messages import Sampling
-from duplet_engine.engine import Engine
-from duplet_pages.engine_config import EngineConfig
 from duplet_voice.features import SAMPLE_RATE
 from duplet_voice.vocoder import pcm16
 from training.speakers import SPEAKERS
@@ -51,12 +50,13 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    engine = Engine(EngineConfig("monolith", "wren", pool_pages=SLOTS * 50, slots=SLOTS))
+    model = duplet_models.directory("wren")
+    engine = open_engine(model, threads=1)
     defaults = engine.spec.sampling
     sampling = Sampling(
         7, defaults.temperature, defaults.top_p, defaults.top_k, defaults.repetition_window
     )
-    voices = {name: say(engine, [SENTENCE], name, sampling)[0].samples for name in SPEAKERS}
+    voices = {name: say(engine, model, [SENTENCE], name, sampling)[0].samples for name in SPEAKERS}
     engine.close()
     for name, samples in voices.items():
         write_wav(args.out / f"{name}.wav", samples)

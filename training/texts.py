@@ -123,6 +123,12 @@ def cut_part(rng: random.Random, sentence: str) -> str:
     return " ".join(words[first : rng.randint(first + 4, len(words))])
 
 
+def deal(rng: random.Random, sentences: list[str]) -> Iterator[str]:
+    """Sentences in random order, none twice before all have been there."""
+    while sentences:
+        yield from rng.sample(sentences, len(sentences))
+
+
 def build_texts(
     count: int,
     seed: int,
@@ -130,8 +136,9 @@ def build_texts(
     fortunes: list[str],
     verses: list[str],
     dictionary: list[str],
+    known: frozenset[str] = frozenset(),
 ) -> list[dict[str, str]]:
-    """Texts in random order, each with its kind."""
+    """Texts in random order, each with its kind; no sentence that is known already."""
     rng = random.Random(seed)
     spoken = Counter(w.lower() for s in fortunes for w in _WORD.findall(s))
     common = [word for word, times in spoken.items() if times >= 3]
@@ -145,9 +152,15 @@ def build_texts(
     def cut(rng: random.Random, sentence: str) -> str:
         return sentence if held_out else cut_part(rng, sentence)
 
+    def draw(sentences: list[str]) -> Iterator[str]:
+        new = [sentence for sentence in sentences if sentence not in known]
+        # What is held out is drawn as it always was, so that figures can be compared.
+        return iter(lambda: rng.choice(new), "") if held_out else deal(rng, new)
+
+    prose, verse = draw(fortunes), draw(verses)
     sources = {
-        "prose": lambda: cut(rng, rng.choice(fortunes)),
-        "verse": lambda: cut(rng, rng.choice(verses)),
+        "prose": lambda: cut(rng, next(prose)),
+        "verse": lambda: cut(rng, next(verse)),
         "made": lambda: make_sentence(rng),
         "salad": lambda: make_salad(rng, words),
         "short": lambda: make_short(rng, words),
@@ -170,13 +183,23 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=14_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--beside", type=Path, help="texts whose sentences are not drawn again")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     fortunes = read_fortunes(args.debian / "usr/share/games/fortunes")
     verses = read_verses(args.debian / "usr/bin/bible", args.debian / "usr/lib")
     listed = (args.debian / "usr/share/dict/american-english").read_text("utf-8").split()
     dictionary = [word for word in listed if word.isascii() and word.isalpha() and len(word) > 2]
-    texts = build_texts(args.count, args.seed, args.held_out, fortunes, verses, dictionary)
+    known = args.beside.read_text().splitlines() if args.beside else []
+    texts = build_texts(
+        args.count,
+        args.seed,
+        args.held_out,
+        fortunes,
+        verses,
+        dictionary,
+        frozenset(json.loads(line)["text"] for line in known),
+    )
     args.out.write_text("".join(json.dumps(text) + "\n" for text in texts))
     print(f"{len(texts)} texts of {len(fortunes)} fortunes' and {len(verses)} verses' sentences")
 

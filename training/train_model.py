@@ -6,8 +6,10 @@ import argparse
 import copy
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +20,28 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.dual_ar import DualAr, read_config
-from training.examples import GENERATE, SEMANTIC_FIRST, Batch, Corpus, Drawer, draw_batches
+from training.examples import (
+    ENTRIES,
+    GENERATE,
+    SEMANTIC_FIRST,
+    Batch,
+    Corpus,
+    Drawer,
+    Lesson,
+    draw_batches,
+)
 
 _HELD_EVERY = 50
 """One recording of so many is left out, for validation."""
-_VALIDATION_BATCHES = 16
+_VALIDATION_BATCHES, _VALIDATION_ROWS = 16, 6_144
 _WARM_STEPS = 200
 _RESIDUAL_WEIGHT, _EARLY_RESIDUAL_WEIGHT = 1.0, 0.3
 _EASY_SHARE = 0.4
-"""Of the time, at its beginning, in which the model has only to learn to read."""
+"""Of the time, at its beginning, in which the model has only to learn to read. Weights that go on
+can read."""
+_FADE_FROM, _LEAST_NOISE = 0.6, 0.3
+"""From this share of the time on the noise falls, to this at the end: a model that has learnt not
+to lean on its past learns then to fit it well."""
 _GIVE_UP_SHARE, _READING_GAP = 0.55, 0.15
 """A model that does not read by then is not going to."""
 _SOME_PHONEME = 59
@@ -37,58 +52,99 @@ HEAD_GAIN = 16.0
 T / 16, as good as the most probable code, with no sampling option of its own."""
 
 
-class Batches(IterableDataset[tuple[Tensor, Tensor]]):
-    """Batches drawn by each worker with a seed of its own."""
+def find_lesson(done: float, easy_share: float) -> Lesson:
+    """What is drawn when this share of the time is over."""
+    faded = max(0.0, done - _FADE_FROM) / (1.0 - _FADE_FROM)
+    return Lesson(done < easy_share, 1.0 - (1.0 - _LEAST_NOISE) * min(faded, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """A batch as tensors. What is learnt is found here, in the loader, so that the GPU need not
+    tell the host how much it is."""
+
+    rows: Tensor
+    """int16 [batch, length, 11]"""
+    places: Tensor
+    """int64 [n]: whose next rows are learnt, of the batch's rows one after the other"""
+    wanted: Tensor
+    """int64 [n, 10]: those; stop is 1,024 in book 0"""
+    coded: Tensor
+    """int64 [m]: from which of the n the codebook transformer learns; no stop among them"""
+
+    @staticmethod
+    def make(batch: Batch, rng: np.random.Generator, most: int) -> Exercise:
+        """Of a batch; the codebook transformer learns from at most so many rows."""
+        targets = batch.targets.reshape(-1, batch.targets.shape[-1])
+        places = np.flatnonzero(targets[:, 0] >= 0)
+        wanted = targets[places].astype(np.int64)
+        coded = rng.permutation(np.flatnonzero(wanted[:, 0] < ENTRIES))[:most]
+        parts = (batch.rows, places, wanted, coded)
+        return Exercise(*map(torch.from_numpy, parts))
+
+    def pin_memory(self) -> Exercise:
+        """The loader asks for it."""
+        tensors = (self.rows, self.places, self.wanted, self.coded)
+        return Exercise(*(tensor.pin_memory() for tensor in tensors))
+
+    def to(self, device: str) -> Exercise:
+        """There, with rows as int64."""
+        tensors = (self.rows, self.places, self.wanted, self.coded)
+        rows, *others = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        return Exercise(rows.long(), *others)
+
+
+class Batches(IterableDataset[Exercise]):
+    """Batches drawn by each worker with a seed of its own; the time runs from here."""
 
     def __init__(
-        self, corpus: Corpus, recordings: np.ndarray, batch_rows: int, easy_seconds: float
+        self,
+        corpus: Corpus,
+        recordings: np.ndarray,
+        batch_rows: int,
+        seconds: float,
+        easy_share: float,
     ) -> None:
         self._corpus, self._recordings, self._batch_rows = corpus, recordings, batch_rows
-        self._easy_until = time.monotonic() + easy_seconds
+        self._began, self._seconds, self._easy_share = time.monotonic(), seconds, easy_share
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Exercise]:
         worker = get_worker_info()
         seed = 1000 + (worker.id if worker else 0)
-        drawer = Drawer(self._corpus, self._recordings, seed, noisy=True)
 
-        def is_easy() -> bool:
-            return time.monotonic() < self._easy_until
+        def lesson() -> Lesson:
+            return find_lesson((time.monotonic() - self._began) / self._seconds, self._easy_share)
 
-        for batch in draw_batches(drawer, self._batch_rows, seed, is_easy):
-            yield as_tensors(batch)
-
-
-def as_tensors(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Rows and targets, int16."""
-    return torch.from_numpy(batch.rows), torch.from_numpy(batch.targets)
+        rng = np.random.default_rng(seed)
+        drawer = Drawer(self._corpus, self._recordings, seed, lesson())
+        for batch in draw_batches(drawer, self._batch_rows, seed, lesson):
+            yield Exercise.make(batch, rng, _CODE_ROWS)
 
 
-def find_losses(model: DualAr, rows: Tensor, targets: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy of the token and of the residual codes of at most `most` rows."""
-    hidden = model.hidden(rows)
-    learnt = targets[..., 0] >= 0
-    hidden, wanted = hidden[learnt], targets[learnt]
+def find_losses(model: DualAr, exercise: Exercise) -> tuple[Tensor, Tensor]:
+    """Mean cross entropy of the token and of the residual codes."""
+    hidden = model.hidden(exercise.rows).flatten(0, 1)[exercise.places]
+    wanted, coded = exercise.wanted, exercise.coded
     token_loss = functional.cross_entropy(model.token_logits(hidden).float(), wanted[:, 0])
-    coded = (wanted[:, 0] < model.entries).nonzero()[:, 0]
-    if len(coded) > most:
-        coded = coded[torch.randperm(len(coded), device=coded.device)[:most]]
-    logits = model.code_logits(hidden[coded], wanted[coded])
-    code_loss = functional.cross_entropy(logits.flatten(0, 1).float(), wanted[coded, 1:].flatten())
+    codes = wanted[coded]
+    logits = model.code_logits(hidden[coded], codes)
+    code_loss = functional.cross_entropy(logits.flatten(0, 1).float(), codes[:, 1:].flatten())
     return token_loss, code_loss
 
 
 @torch.no_grad()
-def validate(model: DualAr, batches: list[tuple[Tensor, Tensor]], device: str) -> dict[str, float]:
-    """Mean losses over batches that are drawn once; also that of the token where every phoneme
+def validate(model: DualAr, exercises: list[Exercise], device: str) -> dict[str, float]:
+    """Mean losses over exercises that are drawn once; also that of the token where every phoneme
     reads the same: the difference says whether the model has learnt to read."""
     model.eval()
     losses = []
-    for rows, targets in batches:
-        rows, targets = rows.to(device).long(), targets.to(device).long()
-        text = (rows[..., :1] > GENERATE) & (rows[..., :1] < SEMANTIC_FIRST)
+    for exercise in (e.to(device) for e in exercises):
+        ids = exercise.rows[..., :1]
+        text = (ids > GENERATE) & (ids < SEMANTIC_FIRST)
+        without_text = exercise.rows.masked_fill(text, _SOME_PHONEME)
         with torch.autocast(device, torch.bfloat16):
-            pair = find_losses(model, rows, targets, 1 << 30)
-            deaf = find_losses(model, rows.masked_fill(text, _SOME_PHONEME), targets, 1)
+            pair = find_losses(model, exercise)
+            deaf = find_losses(model, replace(exercise, rows=without_text))
         losses.append([pair[0].item(), pair[1].item(), deaf[0].item()])
     token, code, deaf_token = np.mean(losses, axis=0)
     return {"token": float(token), "code": float(code), "token_without_text": float(deaf_token)}
@@ -124,14 +180,14 @@ def split_parameters(model: DualAr, decay: float) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--codes", type=Path, required=True)
+    parser.add_argument("--codes", type=Path, required=True, nargs="+", help="of make_codes")
     parser.add_argument("--model", type=Path, required=True, help="with config.json, phonemes.json")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--start", type=Path, help="published weights to go on from")
     parser.add_argument("--batch-rows", type=int, default=6_144)
     parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=min(12, max(0, (os.cpu_count() or 1) - 2)))
     parser.add_argument("--validate-every", type=float, default=15.0, help="seconds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True, help="a directory")
@@ -142,11 +198,14 @@ def main() -> None:
     symbols = json.loads((args.model / "phonemes.json").read_text())
     corpus = Corpus.read(args.codes, symbols)
     held = np.arange(len(corpus.phonemes)) % _HELD_EVERY == 0
-    drawer = Drawer(corpus, np.flatnonzero(held), seed=1, noisy=False)
-    drawn = draw_batches(drawer, args.batch_rows, seed=1)
-    held_batches = [as_tensors(next(drawn)) for _ in range(_VALIDATION_BATCHES)]
+    drawer = Drawer(corpus, np.flatnonzero(held), seed=1, lesson=Lesson(noise=0.0))
+    drawn, rng = draw_batches(drawer, _VALIDATION_ROWS, seed=1), np.random.default_rng(1)
+    left_out = [
+        Exercise.make(next(drawn), rng, _VALIDATION_ROWS) for _ in range(_VALIDATION_BATCHES)
+    ]
+    easy_share = 0.0 if args.start is not None else _EASY_SHARE
     loader = DataLoader(
-        Batches(corpus, np.flatnonzero(~held), args.batch_rows, _EASY_SHARE * args.seconds),
+        Batches(corpus, np.flatnonzero(~held), args.batch_rows, args.seconds, easy_share),
         batch_size=None,
         num_workers=args.workers,
         pin_memory=args.device == "cuda",
@@ -161,27 +220,28 @@ def main() -> None:
     optimiser = torch.optim.AdamW(
         split_parameters(model, 0.05), lr=args.rate, betas=(0.9, 0.96), fused=fused
     )
-    train(model, averaged, optimiser, loader, held_batches, args)
+    train(model, averaged, optimiser, loader, left_out, easy_share, args)
 
 
 def train(
     model: DualAr,
     averaged: DualAr,
     optimiser: torch.optim.Optimizer,
-    loader: DataLoader[tuple[Tensor, Tensor]],
-    held_batches: list[tuple[Tensor, Tensor]],
+    loader: DataLoader[Exercise],
+    left_out: list[Exercise],
+    easy_share: float,
     args: argparse.Namespace,
 ) -> None:
-    """Until the time is up. The rate falls as a half cosine over time, not over steps."""
+    """Until the time is up. The rate falls to nothing, as a half cosine over time, not steps."""
     began = time.monotonic()
     checked, best = 0.0, math.inf
     log = (args.out / "train.jsonl").open("w")
-    for step, (rows, targets) in enumerate(loader):
+    for step, exercise in enumerate(loader):
         passed = time.monotonic() - began
         done = min(passed / args.seconds, 1.0)
         if passed - checked > args.validate_every or done >= 1.0:
             checked = passed
-            losses = validate(averaged, held_batches, args.device)
+            losses = validate(averaged, left_out, args.device)
             if losses["token"] + _RESIDUAL_WEIGHT * losses["code"] < best:
                 best = losses["token"] + _RESIDUAL_WEIGHT * losses["code"]
                 publish(averaged, args.out / "model.safetensors")
@@ -193,15 +253,13 @@ def train(
             if done >= 1.0 or (done > _GIVE_UP_SHARE and gap < _READING_GAP):
                 publish(averaged, args.out / "last.safetensors")
                 return
-        scale = min((step + 1) / _WARM_STEPS, 0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * done)))
+        scale = min((step + 1) / _WARM_STEPS, 0.5 * (1 + math.cos(math.pi * done)))
         for group in optimiser.param_groups:
             group["lr"] = args.rate * scale
         model.train()
-        rows = rows.to(args.device, non_blocking=True).long()
-        targets = targets.to(args.device, non_blocking=True).long()
         with torch.autocast(args.device, torch.bfloat16):
-            token_loss, code_loss = find_losses(model, rows, targets, _CODE_ROWS)
-            weight = _EARLY_RESIDUAL_WEIGHT if done < _EASY_SHARE else _RESIDUAL_WEIGHT
+            token_loss, code_loss = find_losses(model, exercise.to(args.device))
+            weight = _EARLY_RESIDUAL_WEIGHT if done < easy_share else _RESIDUAL_WEIGHT
             loss = token_loss + weight * code_loss
         optimiser.zero_grad(set_to_none=True)
         loss.backward()

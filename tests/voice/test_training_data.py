@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +15,21 @@ import torch
 import duplet_models
 from duplet_core.errors import InvalidInput
 from duplet_voice.features import FRAME, LOG_F0, ROW, VOICED
-from training.examples import GENERATE, TEXT_BEGINS, VOICE_BEGINS, Corpus, Drawer, make_batch
+from training.examples import (
+    GENERATE,
+    TEXT_BEGINS,
+    VOICE_BEGINS,
+    Corpus,
+    Drawer,
+    Lesson,
+    make_batch,
+)
+from training.make_codes import write_codes
 from training.quantiser import decode, encode, fit_books, pack_codes, unpack_codes
 from training.speak import split_phonemes
 from training.speakers import SPEAKERS, Speaker, place_rows, take_rows
 from training.texts import build_texts, is_held_out, is_plain
+from training.train_model import Exercise, find_lesson
 
 MOST_BYTES = 40_000_000
 
@@ -90,6 +102,18 @@ def test_held_out_texts_are_never_trained_on() -> None:
     assert build_texts(300, 1, False, prose, prose, ["zebra", "anvil"]) == trained
 
 
+def test_no_sentence_is_drawn_twice_while_others_wait() -> None:
+    prose = [f"The {a} {b} sat." for a in "abcdefgh" for b in "rstuvwxyz"]
+    verses = [f"And the {a} {b} rose." for a in "abcdefgh" for b in "rstuvwxyz"]
+    first = build_texts(60, 1, False, prose, verses, ["zebra"])
+    second = build_texts(
+        60, 2, False, prose, verses, ["zebra"], frozenset(t["text"] for t in first)
+    )
+    sentences = [t["text"] for t in first + second if t["kind"] in ("prose", "verse")]
+    assert len(sentences) > 40
+    assert len(set(sentences)) == len(sentences)
+
+
 def test_plain_sentences_have_no_names_or_numbers() -> None:
     common = {"the", "cat", "i", "sat", "down"}
     assert is_plain("The cat sat down.", common)
@@ -113,9 +137,28 @@ def make_corpus() -> Corpus:
     return Corpus(phonemes, codes, firsts, space=16)
 
 
+def test_recordings_of_several_files_stand_one_after_the_other(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    paths, parts = [], []
+    for number, texts in enumerate((["a", "ab"], ["b", "ba", "abb"])):
+        counts = rng.integers(1, 9, (2, len(texts)))
+        codes = rng.integers(0, 1024, (int(counts.sum()), 10))
+        path = tmp_path / f"{number}.npz"
+        write_codes(path, codes, counts, texts)
+        paths.append(path)
+        rows = iter(np.split(codes, np.cumsum(counts.ravel())[:-1]))
+        parts.append([[next(rows) for _ in texts] for _ in counts])
+    corpus = Corpus.read(paths, {"a": 7, "b": 8, " ": 9})
+    assert [p.tolist() for p in corpus.phonemes] == [[7], [7, 8], [8], [8, 7], [7, 8, 8]]
+    for voice in range(2):
+        recordings = parts[0][voice] + parts[1][voice]
+        for number, codes in enumerate(recordings):
+            assert (corpus.rows_of(voice, number) == codes).all()
+
+
 def test_an_example_says_its_own_text_in_its_own_voice() -> None:
     corpus = make_corpus()
-    drawer = Drawer(corpus, np.arange(12), seed=4, noisy=False)
+    drawer = Drawer(corpus, np.arange(12), seed=4, lesson=Lesson(noise=0.0))
     joined = with_reference = 0
     for _ in range(60):
         example = drawer.draw()
@@ -137,7 +180,7 @@ def test_an_example_says_its_own_text_in_its_own_voice() -> None:
 
 
 def test_a_batch_learns_the_next_row_and_then_stop() -> None:
-    drawer = Drawer(make_corpus(), np.arange(12), seed=5, noisy=False)
+    drawer = Drawer(make_corpus(), np.arange(12), seed=5, lesson=Lesson(noise=0.0))
     examples = [drawer.draw() for _ in range(3)]
     batch = make_batch(examples)
     for place, example in enumerate(examples):
@@ -150,7 +193,7 @@ def test_a_batch_learns_the_next_row_and_then_stop() -> None:
 
 def test_noise_is_in_what_is_read_never_in_what_is_learnt() -> None:
     corpus = make_corpus()
-    drawer = Drawer(corpus, np.arange(12), seed=6, noisy=True)
+    drawer = Drawer(corpus, np.arange(12), seed=6, lesson=Lesson())
     damaged = 0
     for _ in range(random.Random(1).randint(30, 40)):
         example = drawer.draw()
@@ -168,3 +211,48 @@ def test_the_built_in_model_is_whole_and_small() -> None:
     with pytest.raises(InvalidInput, match="wren"):
         duplet_models.directory("robin")
     assert set(SPEAKERS) == {"amber", "cedar", "slate", "robin"}
+
+
+def test_short_recordings_are_drawn_oftener() -> None:
+    corpus = make_corpus()
+    phonemes = [np.full(3 if r < 6 else 60, 20 + r, np.int16) for r in range(12)]
+    drawer = Drawer(
+        replace(corpus, phonemes=phonemes), np.arange(12), seed=7, lesson=Lesson(easy=True)
+    )
+    said = [int(drawer.draw().codes[0, 0]) % 100 for _ in range(600)]
+    assert set(said) == set(range(12))
+    assert 1.5 < sum(r < 6 for r in said) / sum(r >= 6 for r in said) < 2.6
+
+
+def test_easy_lessons_come_first_and_noise_goes_last() -> None:
+    lessons = [find_lesson(done / 100, easy_share=0.4) for done in range(101)]
+    assert [lesson.easy for lesson in lessons] == [done < 40 for done in range(101)]
+    noises = [lesson.noise for lesson in lessons]
+    assert noises == sorted(noises, reverse=True)
+    assert noises[0] == noises[50] == 1.0
+    assert 0.0 < noises[-1] < 0.5
+    assert not find_lesson(0.0, easy_share=0.0).easy
+
+
+def test_less_noise_damages_less() -> None:
+    def damage(noise: float) -> float:
+        drawer = Drawer(make_corpus(), np.arange(12), seed=8, lesson=Lesson(noise=noise))
+        examples = [drawer.draw() for _ in range(40)]
+        return float(np.mean([(e.rows[e.generate + 1 :, 1:] != e.codes).mean() for e in examples]))
+
+    assert damage(0.0) == 0.0
+    assert 0.0 < damage(0.2) < 0.5 * damage(1.0)
+
+
+def test_an_exercise_learns_what_its_batch_says() -> None:
+    drawer = Drawer(make_corpus(), np.arange(12), seed=9, lesson=Lesson())
+    batch = make_batch([drawer.draw() for _ in range(4)])
+    exercise = Exercise.make(batch, np.random.default_rng(1), most=20)
+    learnt = batch.targets[batch.targets[..., 0] >= 0]
+    assert (exercise.wanted.numpy() == learnt).all()
+    flat = batch.targets.reshape(-1, 10)
+    assert (flat[exercise.places.numpy()] == learnt).all()
+    coded = exercise.wanted[exercise.coded]
+    assert len(set(exercise.coded.tolist())) == 20
+    assert int(coded[:, 0].max()) < 1024
+    assert int(coded.min()) >= 0
