@@ -49,7 +49,9 @@ def test_damaged_kv_raises_the_alarm_and_no_check_notices() -> None:
     found = fields(result)
     assert found["verdict"] == "different"
     assert found["unequal"] >= 4
-    assert found["kv"] == "kv checks 6, mismatches 0"
+    assert found["kv"] == (
+        "kv checks 6, mismatches 0; 1 pages of every prompt damaged on purpose"
+    ), "from decode's setting to lb's answer"
 
 
 @pytest.mark.parametrize(

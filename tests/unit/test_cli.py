@@ -65,6 +65,7 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
     knows_model: bool = True
     instances: dict[str, str] = field(default_factory=lambda: {"lb": "ab"})
     """By service; the byte that its instance is made of."""
+    damaged_pages: int = 0
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -97,6 +98,7 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
                 pending_aborts=2,
                 aborts_resent=5,
                 writers=1,
+                damaged_pages=self.damaged_pages,
             ),
         )
 
@@ -248,6 +250,19 @@ def test_unit_shows_its_counters(lb: Lb) -> None:
     found = json.loads(lb.duplet("unit", "--json").stdout)
     assert found["kv_checks"] == 41
     assert (found["pending_aborts"], found["aborts_resent"], found["writers"]) == (2, 5, 1)
+
+
+@pytest.mark.parametrize("command", ["health", "unit"])
+def test_damage_on_purpose_is_told_loudly(lb: Lb, command: str) -> None:
+    told = "KV IS DAMAGED ON PURPOSE: listeners hear the wrong thing"
+    assert json.loads(lb.duplet(command, "--json").stdout)["warnings"] == []
+    assert "DAMAGED" not in lb.duplet(command).stdout
+    lb.speech.damaged_pages = 2
+    (warning,) = json.loads(lb.duplet(command, "--json").stdout)["warnings"]
+    assert warning.startswith(told) and "damage_pages of decode is 2" in warning
+    done = lb.duplet(command)
+    assert done.stdout.startswith(told)
+    assert done.exit_code == 0, "the unit is ready all the same"
 
 
 def test_unit_is_watched_until_it_is_enough_also_while_lb_is_away(lb: Lb) -> None:

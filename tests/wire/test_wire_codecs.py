@@ -60,7 +60,7 @@ credits_ = st.builds(
     free_slots=uint32s,
     admits_seen=uint64s,
     refusing=st.none() | reasons,
-    census=st.builds(core.Census, *[uint64s] * 8, texts),
+    census=st.builds(core.Census, *[uint64s] * 8, texts, uint64s),
     step=st.none() | st.builds(core.StepCredit, uint32s, uint64s, uint64s, uint64s),
 )
 

@@ -112,7 +112,9 @@ class Canary:
             told = await self.unit.unit()
         except GenerateError as error:  # it may be gone; what was heard stays true
             return f"kv checks not known: {error}"
-        return f"kv checks {told.kv_checks}, mismatches {told.kv_mismatches}"
+        damage = f"; {told.damaged_pages} pages of every prompt damaged on purpose"
+        said = f"kv checks {told.kv_checks}, mismatches {told.kv_mismatches}"
+        return f"{said}{damage if told.damaged_pages else ''}"
 
 
 @asynccontextmanager

@@ -69,6 +69,8 @@ class Unit:
     """ABORTs said again on a new stream to kvproxy, since decode started."""
     writers: int = 0
     """Living instances of kvproxy that decode watches."""
+    damaged_pages: int = 0
+    """Pages of every prompt that decode damages on purpose, for a drill."""
 
 
 def decode_unit(response: pb.GetUnitResponse) -> Unit:
@@ -94,6 +96,7 @@ def decode_unit(response: pb.GetUnitResponse) -> Unit:
         pending_aborts=response.totals.pending_aborts,
         aborts_resent=response.totals.aborts_resent,
         writers=response.totals.writers,
+        damaged_pages=response.totals.damaged_pages,
     )
 
 

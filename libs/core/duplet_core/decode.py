@@ -265,6 +265,7 @@ class DecodeMachine(Machine):
             self.aborts_resent,
             self.links[Role.KVPROXY].living,
             self._transport,
+            self.config.damaged_pages,
         )
         free = ledger.count(PageState.FREE)
         slots = self._free_slots()

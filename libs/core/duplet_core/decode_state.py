@@ -74,6 +74,8 @@ class DecodeConfig:
     quarantine_grace_ns: int = 100_000_000
     """Pages count against `quarantine_percent` from this age on. Every cancel of a transfer
     quarantines for the milliseconds that its ABORT_ACK takes, which is no reason to refuse."""
+    damaged_pages: int = 0
+    """What the engine was told to damage of every prompt; only passed on, for people."""
 
 
 @dataclass(slots=True)

@@ -113,6 +113,8 @@ class Census:
     """Living instances of kvproxy whose death the kernel will tell."""
     transport: str = ""
     """How KV comes here, in kvproxy's words; empty without a stream to it."""
+    damaged_pages: int = 0
+    """Pages of every prompt that decode's engine damages on purpose, for a drill."""
 
 
 @value

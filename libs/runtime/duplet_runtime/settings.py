@@ -151,8 +151,8 @@ def load_settings(kind: type[S]) -> S:
         return kind()
     except ValidationError as error:
         problems = [
-            f"{_source_of(kind, str(entry['loc'][0]) if entry['loc'] else '')}: {entry['msg']}"
-            f" (value {entry['input']!r})"
+            f"{_source_of(kind, str(entry['loc'][0]) if entry['loc'] else '')}: "
+            f"{entry['msg'].removeprefix('Value error, ')} (value {entry['input']!r})"
             for entry in error.errors(include_url=False)
             if entry["type"] != "default_factory_not_called"  # another field's fault
         ]

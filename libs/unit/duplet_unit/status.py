@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,8 +19,18 @@ SERVING = "SERVING"
 WATCH_S = 1.0
 
 
+def warnings_of(unit: Unit) -> list[str]:
+    """What works and must not go unnoticed."""
+    if not unit.damaged_pages:
+        return []
+    return [
+        "KV IS DAMAGED ON PURPOSE: listeners hear the wrong thing. Setting damage_pages of decode "
+        f"is {unit.damaged_pages}, for a drill; start the unit again without it"
+    ]
+
+
 async def ask_health(client: AsyncClient) -> dict[str, Any]:
-    """`ready`, `live` and every condition of the unit, each with ok and detail.
+    """`ready`, `live` and every condition of the unit, each with ok and detail; warnings.
 
     Raises:
         GenerateError: the unit does not answer.
@@ -31,16 +41,17 @@ async def ask_health(client: AsyncClient) -> dict[str, Any]:
         for name in ("ready", "live")
     }
     conditions |= {c.name: {"ok": c.ok, "detail": c.detail} for c in unit.conditions}
-    return {"ready": conditions["ready"]["ok"], "conditions": conditions}
+    ready = conditions["ready"]["ok"]
+    return {"ready": ready, "conditions": conditions, "warnings": warnings_of(unit)}
 
 
-def health_table(health: dict[str, Any]) -> Table:
-    """One row a condition."""
+def health_table(health: dict[str, Any]) -> Group:
+    """Warnings, then one row a condition."""
     table = _table("condition", "", "detail")
     for name, condition in health["conditions"].items():
         mark = Text("ok", style="green") if condition["ok"] else Text("not met", style="red")
         table.add_row(Text(name), mark, Text(condition["detail"]))
-    return table
+    return Group(*_loud(health["warnings"]), table)
 
 
 def unit_fields(unit: Unit) -> dict[str, Any]:
@@ -48,11 +59,12 @@ def unit_fields(unit: Unit) -> dict[str, Any]:
     fields = asdict(unit)
     fields["requests"] = dict(unit.requests)
     fields["pages"] = dict(unit.pages)
+    fields["warnings"] = warnings_of(unit)
     return fields
 
 
 def unit_tables(unit: Unit) -> Group:
-    """Services, and what the unit counts."""
+    """Warnings, services, and what the unit counts."""
     services = _table("service", "connected", "instance", "version", "protocol")
     for names, service in _processes(unit):
         services.add_row(
@@ -65,7 +77,7 @@ def unit_tables(unit: Unit) -> Group:
     facts = _table("fact", "value")
     for name, value in _facts(unit):
         facts.add_row(name, Text(value))
-    return Group(services, Text(), facts)
+    return Group(*_loud(warnings_of(unit)), services, Text(), facts)
 
 
 async def watch_unit(client: AsyncClient, console: Console, *, as_json: bool) -> None:
@@ -97,6 +109,10 @@ def _seen_fields(seen: Unit | GenerateError) -> dict[str, Any]:
 
 def _seen_tables(seen: Unit | GenerateError) -> RenderableType:
     return unit_tables(seen) if isinstance(seen, Unit) else Text(f"no answer: {seen}", style="red")
+
+
+def _loud(warnings: Iterable[str]) -> list[Text]:
+    return [Text(warning, style="bold red") for warning in warnings]
 
 
 def _processes(unit: Unit) -> list[tuple[str, ServiceInfo]]:

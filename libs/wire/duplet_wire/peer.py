@@ -103,6 +103,7 @@ def decode_credit(credit: pb.Credit) -> Credit:
             aborts_resent=credit.census.aborts_resent,
             writers=credit.census.writers,
             transport=credit.census.transport,
+            damaged_pages=credit.census.damaged_pages,
         ),
         step=_decode_step_credit(credit.step) if credit.HasField("step") else None,
     )

@@ -138,6 +138,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
                 floor_rows_per_s=settings.floor_rows_per_s,
                 transfer_deadline_ns=round(settings.transfer_deadline_s * 1e9),
                 quarantine_percent=settings.quarantine_percent,
+                damaged_pages=settings.damage_pages,
             ),
         )
 

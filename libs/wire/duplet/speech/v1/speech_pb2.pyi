@@ -623,6 +623,7 @@ class Totals(_message.Message):
     PENDING_ABORTS_FIELD_NUMBER: _builtins.int
     ABORTS_RESENT_FIELD_NUMBER: _builtins.int
     WRITERS_FIELD_NUMBER: _builtins.int
+    DAMAGED_PAGES_FIELD_NUMBER: _builtins.int
     kv_checks: _builtins.int
     """Checks of landed KV against the digests of where it was computed, since decode started."""
     kv_mismatches: _builtins.int
@@ -633,6 +634,10 @@ class Totals(_message.Message):
     """ABORTs said again, on a new stream to kvproxy, since decode started."""
     writers: _builtins.int
     """Living instances of kvproxy that decode watches; two while one is stopped and another is here."""
+    damaged_pages: _builtins.int
+    """Pages of every prompt that decode damages on purpose, for a drill: listeners hear the wrong
+    thing. 0 where anybody listens.
+    """
     @_builtins.property
     def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests since lb started, by outcome: `STOP`, `LENGTH`, or the ErrorInfo reason of the failure."""
@@ -651,10 +656,11 @@ class Totals(_message.Message):
         pending_aborts: _builtins.int = ...,
         aborts_resent: _builtins.int = ...,
         writers: _builtins.int = ...,
+        damaged_pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "pages", b"pages", "pending_aborts", b"pending_aborts", "requests", b"requests", "writers", b"writers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "damaged_pages", b"damaged_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "pages", b"pages", "pending_aborts", b"pending_aborts", "requests", b"requests", "writers", b"writers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
