@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -220,7 +221,8 @@ def main() -> None:
     optimiser = torch.optim.AdamW(
         split_parameters(model, 0.05), lr=args.rate, betas=(0.9, 0.96), fused=fused
     )
-    train(model, averaged, optimiser, loader, left_out, easy_share, args)
+    with (args.out / "train.jsonl").open("w") as log:
+        train(model, averaged, optimiser, loader, left_out, easy_share, args, log)
 
 
 def train(
@@ -231,11 +233,11 @@ def train(
     left_out: list[Exercise],
     easy_share: float,
     args: argparse.Namespace,
+    log: TextIO,
 ) -> None:
     """Until the time is up. The rate falls to nothing, as a half cosine over time, not steps."""
     began = time.monotonic()
     checked, best = 0.0, math.inf
-    log = (args.out / "train.jsonl").open("w")
     for step, exercise in enumerate(loader):
         passed = time.monotonic() - began
         done = min(passed / args.seconds, 1.0)
