@@ -14,13 +14,15 @@ from duplet_canary.equivalence import Difference
 from duplet_canary.recognisers import RecogniserName
 from duplet_canary.run import (
     Options,
+    check_kinds,
     common_spec,
     has_enough_power,
     make_plan,
     must_rows_be_equal,
 )
+from duplet_client import ServiceInfo, Unit
 from duplet_client.front_end import front_end
-from duplet_core.errors import InvalidInput
+from duplet_core.errors import DupletError, InvalidInput, Unavailable
 from duplet_engine.engine import Engine
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.spec import ModelSpec
@@ -72,6 +74,38 @@ def test_two_models_are_not_compared(spec: ModelSpec) -> None:
     assert common_spec(spec, spec) is spec
     with pytest.raises(InvalidInput, match="two models cannot be compared"):
         common_spec(replace(spec, fingerprint="beef"), spec)
+
+
+def side_of(**instances: str) -> Unit:
+    """What a side says of itself, with these instances."""
+    services = tuple(ServiceInfo(n, i, "", 2, bool(i)) for n, i in {"lb": "1", **instances}.items())
+    return Unit(None, services, (), 0, None, "", 0, 0, {}, {})
+
+
+MONOLITH = side_of(prefill="7", decode="7")
+UNIT = side_of(prefill="7", decode="8")
+
+
+def test_a_monolith_is_compared_with_a_unit() -> None:
+    check_kinds(MONOLITH, UNIT)
+
+
+@pytest.mark.parametrize(
+    ("monolith", "unit", "error", "told"),
+    [
+        (UNIT, UNIT, InvalidInput, "monolith: a unit answers there"),
+        (MONOLITH, MONOLITH, InvalidInput, "unit: a monolith answers there"),
+        (UNIT, MONOLITH, InvalidInput, "monolith: a unit answers there"),
+        (side_of(prefill="7", decode=""), UNIT, Unavailable, "monolith: it has no decode now"),
+        (MONOLITH, side_of(prefill="", decode=""), Unavailable, "unit: it has no prefill now"),
+        (side_of(), UNIT, Unavailable, "monolith: it has no prefill now"),
+    ],
+)
+def test_sides_of_another_kind_are_refused(
+    monolith: Unit, unit: Unit, error: type[DupletError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        check_kinds(monolith, unit)
 
 
 def test_a_plan_names_what_its_figures_depend_on(spec: ModelSpec) -> None:

@@ -24,10 +24,11 @@ from duplet_canary.utterances import (
 )
 from duplet_canary.verdict import Judgement, judge
 from duplet_canary.watch import Sides, Watch, observe
-from duplet_client import AsyncClient, GenerateError
+from duplet_client import AsyncClient, GenerateError, Unit
 from duplet_client.client import DEFAULT_TIMEOUT_S
 from duplet_client.front_end import front_end
 from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
 from duplet_runtime.metrics import Metrics
 
@@ -131,12 +132,15 @@ async def open_canary(
     Raises:
         GenerateError: a side does not answer.
         InvalidInput: the sides, the options or the log do not fit together.
+        Unavailable: NOT_READY; a side is not complete yet.
         SettingsError: the metrics port is taken.
     """
     async with AsyncExitStack() as stack:
         monolith = await stack.enter_async_context(AsyncClient(monolith_address))
         unit = await stack.enter_async_context(AsyncClient(unit_address))
-        spec = common_spec(await _known_spec(monolith), await _known_spec(unit))
+        sides_say = await monolith.unit(), await unit.unit()
+        check_kinds(*sides_say)
+        spec = common_spec(*map(_known_spec, sides_say))
         made = front_end(spec)
         if made is None:
             raise _invalid(f"model: {spec.name} has no text front end; nothing can be said")
@@ -247,11 +251,33 @@ def common_spec(monolith: ModelSpec, unit: ModelSpec) -> ModelSpec:
     return unit
 
 
-async def _known_spec(client: AsyncClient) -> ModelSpec:
-    spec = (await client.unit()).spec
-    if spec is None:
+def check_kinds(monolith: Unit, unit: Unit) -> None:
+    """See that one side is a monolith, whose prefill and decode are one process, and the other a
+    unit, whose are two.
+
+    Raises:
+        Unavailable: NOT_READY; a side has no prefill or no decode now.
+        InvalidInput: INVALID_REQUEST; a side is what the other should be.
+    """
+    if not _is_one_process(monolith, "monolith"):
+        raise _invalid("monolith: a unit answers there: its prefill and decode are two processes")
+    if _is_one_process(unit, "unit"):
+        raise _invalid("unit: a monolith answers there: its prefill and decode are one process")
+
+
+def _is_one_process(side: Unit, name: str) -> bool:
+    instances = {service.name: service.instance for service in side.services}
+    prefill, decode = instances.get(Role.PREFILL, ""), instances.get(Role.DECODE, "")
+    if not prefill or not decode:
+        missing = Role.DECODE if prefill else Role.PREFILL
+        raise Unavailable(Reason.NOT_READY, f"{name}: it has no {missing} now")
+    return prefill == decode
+
+
+def _known_spec(side: Unit) -> ModelSpec:
+    if side.spec is None:
         raise Unavailable(Reason.NOT_READY, "a side does not know its model yet")
-    return spec
+    return side.spec
 
 
 def _invalid(detail: str) -> InvalidInput:
