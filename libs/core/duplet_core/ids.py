@@ -12,7 +12,7 @@ InstanceId = NewType("InstanceId", str)
 TransferId = NewType("TransferId", str)
 """One movement of one request's KV: 32 lowercase hex digits, minted by lb, used once."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the transfer protocol. A peer that speaks another is refused at Hello (S11)."""
 
 

@@ -108,7 +108,8 @@ class Executor:
         own = self.service.settings.role
         codec = CODECS[own, peer]
         target = self.service.settings.peer_address(peer) if address is None else address
-        dialer: Dialer[Any] = Dialer(peer, target, method, codec.encode, codec.decode, self.feed)
+        ways = (method, codec.encode, codec.decode, self.feed)
+        dialer: Dialer[Any] = Dialer(peer, target, *ways, together=codec.together)
         self._ends[peer] = dialer
         self.service.spawn(dialer.run(), f"dialer {peer}")
 
@@ -126,7 +127,8 @@ class Executor:
         decode = codec.decode
         if peer is Role.LB:
             decode, feed = self._time_admission(decode)
-        acceptor: Acceptor[Any] = Acceptor(name, codec.encode, decode, feed, self.service.fail)
+        ways = (codec.encode, decode, feed, self.service.fail)
+        acceptor: Acceptor[Any] = Acceptor(name, *ways, together=codec.together)
         self._ends[name] = acceptor
         return acceptor
 

@@ -9,6 +9,7 @@ a service that leaves in peace ends its streams with `finish_when_sent`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,11 @@ from duplet_core.messages import Message
 
 OUTBOX_MESSAGES = 1024
 """Messages that wait for a peer that does not read; one more ends the stream."""
+
+TOGETHER_MESSAGES = 32
+TOGETHER_BYTES = 64 << 10
+"""So many waiting messages go out as one: gRPC takes several times as long to carry a message as
+core takes to act on it. Larger ones go alone."""
 
 P = TypeVar("P")
 
@@ -37,10 +43,16 @@ class StreamEnd:
 class PeerStream(Generic[P]):
     """One open stream. Owns its reader and writer task while `run` runs."""
 
-    def __init__(self, number: int, decode: Callable[[P], Message], outbox: int) -> None:
+    def __init__(
+        self, number: int, decode: Callable[[P], Message], outbox: int, together: bool
+    ) -> None:
+        """`together`: messages have a field `more`, repeated, of their own kind."""
         self.number = number
         self._decode = decode
-        self._outbox: asyncio.Queue[P] = asyncio.Queue(outbox)
+        self._together = together
+        self._outbox: deque[P] = deque()
+        self._outbox_size = outbox
+        self._filled = asyncio.Event()
         self._end: asyncio.Future[StreamEnd] = asyncio.get_running_loop().create_future()
         # Owned here from `run` to `settle`.
         self._writer: asyncio.Task[None] | None = None
@@ -57,11 +69,12 @@ class PeerStream(Generic[P]):
         """Queue one message; ends the stream when the outbox is full."""
         if self.ended:
             return
-        try:
-            self._outbox.put_nowait(proto)
-        except asyncio.QueueFull:
+        if len(self._outbox) < self._outbox_size:
+            self._outbox.append(proto)
+            self._filled.set()
+        else:
             self.finish(
-                Reason.PEER_PROTOCOL, f"{self._outbox.maxsize} messages wait; the peer reads none"
+                Reason.PEER_PROTOCOL, f"{self._outbox_size} messages wait; the peer reads none"
             )
 
     def finish(self, reason: Reason | None, detail: str) -> None:
@@ -71,7 +84,7 @@ class PeerStream(Generic[P]):
 
     def finish_when_sent(self, reason: Reason | None, detail: str) -> None:
         """End the stream when all that was put is written; any other cause may come first."""
-        if self._outbox.empty() and not self._in_write:
+        if not self._outbox and not self._in_write:
             self.finish(reason, detail)
         else:
             self._last = StreamEnd(reason, detail)
@@ -142,8 +155,18 @@ class PeerStream(Generic[P]):
                 # Bytes that are no protobuf: None comes from gRPC's calls, the error from ours.
                 self.finish(Reason.PEER_PROTOCOL, "message: no valid protobuf")
                 return
+            self._take_all(proto, take)
+
+    def _take_all(self, proto: Any, take: Callable[[Message], None]) -> None:
+        """Hand on a message and those that came with it, until the stream has an end."""
+        following = proto.more if self._together else ()
+        for part in (proto, *following):
+            if self.ended:
+                return
             try:
-                message = self._decode(proto)  # type: ignore[arg-type]
+                if part is not proto and part.more:
+                    raise RemoteProtocolError("message.more: one of these has more")
+                message = self._decode(part)
             except RemoteProtocolError as error:
                 self.finish(error.reason, error.detail)
                 return
@@ -151,15 +174,32 @@ class PeerStream(Generic[P]):
 
     async def _write_all(self, write: Callable[[P], Awaitable[None]]) -> None:
         while not self.ended:
-            proto = await self._outbox.get()
+            while not self._outbox:
+                self._filled.clear()
+                await self._filled.wait()
             self._in_write = True
             try:
-                await write(proto)
+                await write(self._take_waiting())
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
                 self.finish(None, _describe(error))
             self._in_write = False
-            if self._last is not None and self._outbox.empty():
+            if self._last is not None and not self._outbox:
                 self.finish(self._last.reason, self._last.detail)
+
+    def _take_waiting(self) -> P:
+        """The outbox's first message, with what waits behind it where that goes together."""
+        first: Any = self._outbox.popleft()
+        if self._together and self._outbox:
+            count, room = 1, TOGETHER_BYTES - first.ByteSize()
+            while self._outbox and count < TOGETHER_MESSAGES:
+                following: Any = self._outbox[0]
+                room -= following.ByteSize()
+                if room < 0:
+                    break
+                first.more.append(self._outbox.popleft())
+                count += 1
+        result: P = first
+        return result
 
 
 def _describe(error: Exception) -> str:

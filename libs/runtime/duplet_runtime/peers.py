@@ -61,8 +61,10 @@ class Dialer(Generic[P]):
         decode: Callable[[P], Message],
         on_event: Callable[[PeerEvent], None],
         outbox: int = OUTBOX_MESSAGES,
+        together: bool = False,
     ) -> None:
         """`method` picks the bidirectional method of a stub: `lambda c: PrefillStub(c).Peer`.
+        `together`: as in PeerStream.
 
         `decode` raises RemoteProtocolError for a malformed message: the stream is closed.
         """
@@ -73,6 +75,7 @@ class Dialer(Generic[P]):
         self._decode = decode
         self._on_event = on_event
         self._outbox = outbox
+        self._together = together
         self._number = 0
         self._stream: PeerStream[P] | None = None
 
@@ -108,7 +111,7 @@ class Dialer(Generic[P]):
         """One stream from call to end; whether it brought a message."""
         self._number += 1
         number = self._number
-        stream = PeerStream(number, self._decode, self._outbox)
+        stream = PeerStream(number, self._decode, self._outbox, self._together)
         was_used = False
 
         def take(message: Message) -> None:
@@ -145,8 +148,10 @@ class Acceptor(Generic[P]):
         on_fatal: Callable[[BaseException], None],
         hello_limit_s: float = HELLO_LIMIT_S,
         outbox: int = OUTBOX_MESSAGES,
+        together: bool = False,
     ) -> None:
-        """`on_fatal` hears of what `on_event` raised, for gRPC would keep it to itself."""
+        """`on_fatal` hears of what `on_event` raised, for gRPC would keep it to itself.
+        `together`: as in PeerStream."""
         self._peer = peer
         self._encode = encode
         self._decode = decode
@@ -154,6 +159,7 @@ class Acceptor(Generic[P]):
         self._on_fatal = on_fatal
         self._hello_limit_s = hello_limit_s
         self._outbox = outbox
+        self._together = together
         self._number = 0
         self._half_open: set[int] = set()
         self._streams: dict[int, PeerStream[P]] = {}
@@ -199,7 +205,7 @@ class Acceptor(Generic[P]):
         """One stream, told of from Hello to end; returns when gRPC can take a status."""
         self._number += 1
         number = self._number
-        stream = PeerStream(number, self._decode, self._outbox)
+        stream = PeerStream(number, self._decode, self._outbox, self._together)
         self._streams[number] = stream
         self._half_open.add(number)
         try:

@@ -38,6 +38,8 @@ class Codec(Generic[Sent, Got]):
     """Raises InvariantError for a message that this end never sends: our fault."""
     decode: Callable[[Got], CoreMessage]
     """Raises RemoteProtocolError, naming the field, for anything a peer must not send."""
+    together: bool
+    """Envelopes have `more`: those that follow, which may travel in the first one."""
 
 
 def make_codec(
@@ -63,4 +65,4 @@ def make_codec(
         branch = by_field[field]
         return branch.decode(getattr(envelope, field))
 
-    return Codec(encode, decode)
+    return Codec(encode, decode, "more" in sent.DESCRIPTOR.fields_by_name)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from duplet.peer.v1 import peer_pb2 as duplet_dot_peer_dot_v1_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64uplet/kvproxy/v1/kvproxy.proto\x12\x11\x64uplet.kvproxy.v1\x1a\x19\x64uplet/peer/v1/peer.proto\"\x9c\x01\n\x15\x43onnectPrefillRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12\'\n\x04move\x18\x02 \x01(\x0b\x32\x17.duplet.kvproxy.v1.MoveH\x00\x12\'\n\x04\x64rop\x18\x03 \x01(\x0b\x32\x17.duplet.kvproxy.v1.DropH\x00\x42\t\n\x07message\"\x89\x01\n\x16\x43onnectPrefillResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12<\n\x0fsource_released\x18\x02 \x01(\x0b\x32!.duplet.kvproxy.v1.SourceReleasedH\x00\x42\t\n\x07message\"\x9f\x01\n\x14\x43onnectDecodeRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12)\n\x05grant\x18\x02 \x01(\x0b\x32\x18.duplet.kvproxy.v1.GrantH\x00\x12)\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x18.duplet.kvproxy.v1.AbortH\x00\x42\t\n\x07message\"\xae\x03\n\x15\x43onnectDecodeResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12\x30\n\tabort_ack\x18\x02 \x01(\x0b\x32\x1b.duplet.kvproxy.v1.AbortAckH\x00\x12-\n\x07started\x18\x03 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.StartedH\x00\x12+\n\x06landed\x18\x04 \x01(\x0b\x32\x19.duplet.kvproxy.v1.LandedH\x00\x12<\n\x0ftransfer_failed\x18\x05 \x01(\x0b\x32!.duplet.kvproxy.v1.TransferFailedH\x00\x12<\n\x0ftransfer_broken\x18\x06 \x01(\x0b\x32!.duplet.kvproxy.v1.TransferBrokenH\x00\x12-\n\x07leaving\x18\x07 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.LeavingH\x00\x12)\n\x05route\x18\x08 \x01(\x0b\x32\x18.duplet.kvproxy.v1.RouteH\x00\x42\t\n\x07message\"R\n\x07Handoff\x12\x11\n\tfirst_row\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x02 \x01(\x0c\x12\x0e\n\x06stamps\x18\x03 \x03(\x04\x12\x13\n\x0b\x63\x61\x63hed_rows\x18\x04 \x01(\r\"v\n\x04Move\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x11\n\tstart_row\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12+\n\x07handoff\x18\x05 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.Handoff\"\x18\n\x04\x44rop\x12\x10\n\x08transfer\x18\x01 \x01(\t\"2\n\x0eSourceReleased\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0e\n\x06landed\x18\x02 \x01(\x08\"6\n\x05Grant\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\"\x19\n\x05\x41\x62ort\x12\x10\n\x08transfer\x18\x01 \x01(\t\"\x1c\n\x08\x41\x62ortAck\x12\x10\n\x08transfer\x18\x01 \x01(\t\"\x1b\n\x07Started\x12\x10\n\x08transfer\x18\x01 \x01(\t\"U\n\x06Landed\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12+\n\x07handoff\x18\x03 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.Handoff\"2\n\x0eTransferFailed\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"2\n\x0eTransferBroken\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\t\n\x07Leaving\"\x1a\n\x05Route\x12\x11\n\ttransport\x18\x01 \x01(\t2\xdc\x01\n\x07KvProxy\x12i\n\x0e\x43onnectPrefill\x12(.duplet.kvproxy.v1.ConnectPrefillRequest\x1a).duplet.kvproxy.v1.ConnectPrefillResponse(\x01\x30\x01\x12\x66\n\rConnectDecode\x12\'.duplet.kvproxy.v1.ConnectDecodeRequest\x1a(.duplet.kvproxy.v1.ConnectDecodeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64uplet/kvproxy/v1/kvproxy.proto\x12\x11\x64uplet.kvproxy.v1\x1a\x19\x64uplet/peer/v1/peer.proto\"\xd4\x01\n\x15\x43onnectPrefillRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12\'\n\x04move\x18\x02 \x01(\x0b\x32\x17.duplet.kvproxy.v1.MoveH\x00\x12\'\n\x04\x64rop\x18\x03 \x01(\x0b\x32\x17.duplet.kvproxy.v1.DropH\x00\x12\x36\n\x04more\x18\x0f \x03(\x0b\x32(.duplet.kvproxy.v1.ConnectPrefillRequestB\t\n\x07message\"\xc2\x01\n\x16\x43onnectPrefillResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12<\n\x0fsource_released\x18\x02 \x01(\x0b\x32!.duplet.kvproxy.v1.SourceReleasedH\x00\x12\x37\n\x04more\x18\x0f \x03(\x0b\x32).duplet.kvproxy.v1.ConnectPrefillResponseB\t\n\x07message\"\xd6\x01\n\x14\x43onnectDecodeRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12)\n\x05grant\x18\x02 \x01(\x0b\x32\x18.duplet.kvproxy.v1.GrantH\x00\x12)\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x18.duplet.kvproxy.v1.AbortH\x00\x12\x35\n\x04more\x18\x0f \x03(\x0b\x32\'.duplet.kvproxy.v1.ConnectDecodeRequestB\t\n\x07message\"\xe6\x03\n\x15\x43onnectDecodeResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.duplet.peer.v1.HelloH\x00\x12\x30\n\tabort_ack\x18\x02 \x01(\x0b\x32\x1b.duplet.kvproxy.v1.AbortAckH\x00\x12-\n\x07started\x18\x03 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.StartedH\x00\x12+\n\x06landed\x18\x04 \x01(\x0b\x32\x19.duplet.kvproxy.v1.LandedH\x00\x12<\n\x0ftransfer_failed\x18\x05 \x01(\x0b\x32!.duplet.kvproxy.v1.TransferFailedH\x00\x12<\n\x0ftransfer_broken\x18\x06 \x01(\x0b\x32!.duplet.kvproxy.v1.TransferBrokenH\x00\x12-\n\x07leaving\x18\x07 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.LeavingH\x00\x12)\n\x05route\x18\x08 \x01(\x0b\x32\x18.duplet.kvproxy.v1.RouteH\x00\x12\x36\n\x04more\x18\x0f \x03(\x0b\x32(.duplet.kvproxy.v1.ConnectDecodeResponseB\t\n\x07message\"R\n\x07Handoff\x12\x11\n\tfirst_row\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x02 \x01(\x0c\x12\x0e\n\x06stamps\x18\x03 \x03(\x04\x12\x13\n\x0b\x63\x61\x63hed_rows\x18\x04 \x01(\r\"v\n\x04Move\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x11\n\tstart_row\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12+\n\x07handoff\x18\x05 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.Handoff\"\x18\n\x04\x44rop\x12\x10\n\x08transfer\x18\x01 \x01(\t\"2\n\x0eSourceReleased\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0e\n\x06landed\x18\x02 \x01(\x08\"6\n\x05Grant\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\"\x19\n\x05\x41\x62ort\x12\x10\n\x08transfer\x18\x01 \x01(\t\"\x1c\n\x08\x41\x62ortAck\x12\x10\n\x08transfer\x18\x01 \x01(\t\"\x1b\n\x07Started\x12\x10\n\x08transfer\x18\x01 \x01(\t\"U\n\x06Landed\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12+\n\x07handoff\x18\x03 \x01(\x0b\x32\x1a.duplet.kvproxy.v1.Handoff\"2\n\x0eTransferFailed\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"2\n\x0eTransferBroken\x12\x10\n\x08transfer\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\t\n\x07Leaving\"\x1a\n\x05Route\x12\x11\n\ttransport\x18\x01 \x01(\t2\xdc\x01\n\x07KvProxy\x12i\n\x0e\x43onnectPrefill\x12(.duplet.kvproxy.v1.ConnectPrefillRequest\x1a).duplet.kvproxy.v1.ConnectPrefillResponse(\x01\x30\x01\x12\x66\n\rConnectDecode\x12\'.duplet.kvproxy.v1.ConnectDecodeRequest\x1a(.duplet.kvproxy.v1.ConnectDecodeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duplet.kvproxy.v1.kvproxy_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTPREFILLREQUEST']._serialized_start=82
-  _globals['_CONNECTPREFILLREQUEST']._serialized_end=238
-  _globals['_CONNECTPREFILLRESPONSE']._serialized_start=241
-  _globals['_CONNECTPREFILLRESPONSE']._serialized_end=378
-  _globals['_CONNECTDECODEREQUEST']._serialized_start=381
-  _globals['_CONNECTDECODEREQUEST']._serialized_end=540
-  _globals['_CONNECTDECODERESPONSE']._serialized_start=543
-  _globals['_CONNECTDECODERESPONSE']._serialized_end=973
-  _globals['_HANDOFF']._serialized_start=975
-  _globals['_HANDOFF']._serialized_end=1057
-  _globals['_MOVE']._serialized_start=1059
-  _globals['_MOVE']._serialized_end=1177
-  _globals['_DROP']._serialized_start=1179
-  _globals['_DROP']._serialized_end=1203
-  _globals['_SOURCERELEASED']._serialized_start=1205
-  _globals['_SOURCERELEASED']._serialized_end=1255
-  _globals['_GRANT']._serialized_start=1257
-  _globals['_GRANT']._serialized_end=1311
-  _globals['_ABORT']._serialized_start=1313
-  _globals['_ABORT']._serialized_end=1338
-  _globals['_ABORTACK']._serialized_start=1340
-  _globals['_ABORTACK']._serialized_end=1368
-  _globals['_STARTED']._serialized_start=1370
-  _globals['_STARTED']._serialized_end=1397
-  _globals['_LANDED']._serialized_start=1399
-  _globals['_LANDED']._serialized_end=1484
-  _globals['_TRANSFERFAILED']._serialized_start=1486
-  _globals['_TRANSFERFAILED']._serialized_end=1536
-  _globals['_TRANSFERBROKEN']._serialized_start=1538
-  _globals['_TRANSFERBROKEN']._serialized_end=1588
-  _globals['_LEAVING']._serialized_start=1590
-  _globals['_LEAVING']._serialized_end=1599
-  _globals['_ROUTE']._serialized_start=1601
-  _globals['_ROUTE']._serialized_end=1627
-  _globals['_KVPROXY']._serialized_start=1630
-  _globals['_KVPROXY']._serialized_end=1850
+  _globals['_CONNECTPREFILLREQUEST']._serialized_end=294
+  _globals['_CONNECTPREFILLRESPONSE']._serialized_start=297
+  _globals['_CONNECTPREFILLRESPONSE']._serialized_end=491
+  _globals['_CONNECTDECODEREQUEST']._serialized_start=494
+  _globals['_CONNECTDECODEREQUEST']._serialized_end=708
+  _globals['_CONNECTDECODERESPONSE']._serialized_start=711
+  _globals['_CONNECTDECODERESPONSE']._serialized_end=1197
+  _globals['_HANDOFF']._serialized_start=1199
+  _globals['_HANDOFF']._serialized_end=1281
+  _globals['_MOVE']._serialized_start=1283
+  _globals['_MOVE']._serialized_end=1401
+  _globals['_DROP']._serialized_start=1403
+  _globals['_DROP']._serialized_end=1427
+  _globals['_SOURCERELEASED']._serialized_start=1429
+  _globals['_SOURCERELEASED']._serialized_end=1479
+  _globals['_GRANT']._serialized_start=1481
+  _globals['_GRANT']._serialized_end=1535
+  _globals['_ABORT']._serialized_start=1537
+  _globals['_ABORT']._serialized_end=1562
+  _globals['_ABORTACK']._serialized_start=1564
+  _globals['_ABORTACK']._serialized_end=1592
+  _globals['_STARTED']._serialized_start=1594
+  _globals['_STARTED']._serialized_end=1621
+  _globals['_LANDED']._serialized_start=1623
+  _globals['_LANDED']._serialized_end=1708
+  _globals['_TRANSFERFAILED']._serialized_start=1710
+  _globals['_TRANSFERFAILED']._serialized_end=1760
+  _globals['_TRANSFERBROKEN']._serialized_start=1762
+  _globals['_TRANSFERBROKEN']._serialized_end=1812
+  _globals['_LEAVING']._serialized_start=1814
+  _globals['_LEAVING']._serialized_end=1823
+  _globals['_ROUTE']._serialized_start=1825
+  _globals['_ROUTE']._serialized_end=1851
+  _globals['_KVPROXY']._serialized_start=1854
+  _globals['_KVPROXY']._serialized_end=2074
 # @@protoc_insertion_point(module_scope)

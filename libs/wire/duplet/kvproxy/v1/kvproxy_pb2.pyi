@@ -32,6 +32,7 @@ class ConnectPrefillRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     MOVE_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -44,16 +45,21 @@ class ConnectPrefillRequest(_message.Message):
     def drop(self) -> Global___Drop:
         """A transfer to end."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectPrefillRequest]:
+        """What was said next, in order, as if each had come by itself; of these none has more."""
+
     def __init__(
         self,
         *,
         hello: _peer_pb2.Hello | None = ...,
         move: Global___Move | None = ...,
         drop: Global___Drop | None = ...,
+        more: _abc.Iterable[Global___ConnectPrefillRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "hello", b"hello", "message", b"message", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "hello", b"hello", "message", b"message", "move", b"move"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "hello", b"hello", "message", b"message", "more", b"more", "move", b"move"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "move", "drop"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -69,6 +75,7 @@ class ConnectPrefillResponse(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     SOURCE_RELEASED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -77,15 +84,20 @@ class ConnectPrefillResponse(_message.Message):
     def source_released(self) -> Global___SourceReleased:
         """Source pages are free of readers."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectPrefillResponse]:
+        """What was said next, in order, as if each had come by itself; of these none has more."""
+
     def __init__(
         self,
         *,
         hello: _peer_pb2.Hello | None = ...,
         source_released: Global___SourceReleased | None = ...,
+        more: _abc.Iterable[Global___ConnectPrefillResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "source_released", b"source_released"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "source_released", b"source_released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "more", b"more", "source_released", b"source_released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "source_released"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -102,6 +114,7 @@ class ConnectDecodeRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -114,16 +127,21 @@ class ConnectDecodeRequest(_message.Message):
     def abort(self) -> Global___Abort:
         """A grant to delete."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectDecodeRequest]:
+        """What was said next, in order, as if each had come by itself; of these none has more."""
+
     def __init__(
         self,
         *,
         hello: _peer_pb2.Hello | None = ...,
         grant: Global___Grant | None = ...,
         abort: Global___Abort | None = ...,
+        more: _abc.Iterable[Global___ConnectDecodeRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "grant", b"grant", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "grant", b"grant", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "grant", b"grant", "hello", b"hello", "message", b"message", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "grant", "abort"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -145,6 +163,7 @@ class ConnectDecodeResponse(_message.Message):
     TRANSFER_BROKEN_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _peer_pb2.Hello:
         """First, once."""
@@ -177,6 +196,10 @@ class ConnectDecodeResponse(_message.Message):
     def route(self) -> Global___Route:
         """How copies go has changed since the Hello."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectDecodeResponse]:
+        """What was said next, in order, as if each had come by itself; of these none has more."""
+
     def __init__(
         self,
         *,
@@ -188,10 +211,11 @@ class ConnectDecodeResponse(_message.Message):
         transfer_broken: Global___TransferBroken | None = ...,
         leaving: Global___Leaving | None = ...,
         route: Global___Route | None = ...,
+        more: _abc.Iterable[Global___ConnectDecodeResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "route", b"route", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "route", b"route", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_ack", b"abort_ack", "hello", b"hello", "landed", b"landed", "leaving", b"leaving", "message", b"message", "more", b"more", "route", b"route", "started", b"started", "transfer_broken", b"transfer_broken", "transfer_failed", b"transfer_failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "abort_ack", "started", "landed", "transfer_failed", "transfer_broken", "leaving", "route"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
