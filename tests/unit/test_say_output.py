@@ -36,18 +36,46 @@ async def test_a_wav_file_holds_the_samples(tmp_path: Path) -> None:
         assert wav.readframes(2000) == pcm16(SAMPLES).tobytes()
 
 
-async def test_a_wav_file_is_whole_also_after_a_failure(tmp_path: Path) -> None:
-    path = tmp_path / "x.wav"
+@pytest.mark.parametrize(
+    "failure",
+    [GenerateError(grpc.StatusCode.UNAVAILABLE, "DECODE_LOST", "gone"), asyncio.CancelledError()],
+)
+async def test_what_was_spoken_before_a_failure_is_kept_beside_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: BaseException
+) -> None:
+    path, part = tmp_path / "x.wav", tmp_path / "x.part.wav"
+    path.write_bytes(b"of yesterday")
 
     async def fail() -> None:
         async with wav_file(path) as write:
             await write(SAMPLES)
-            raise GenerateError(grpc.StatusCode.UNAVAILABLE, "DECODE_LOST", "gone")
+            raise failure
 
-    with pytest.raises(GenerateError):
+    with pytest.raises(type(failure)):
         await fail()
-    with wave.open(str(path), "rb") as wav:
+    assert path.read_bytes() == b"of yesterday"
+    with wave.open(str(part), "rb") as wav:
         assert wav.getnframes() == len(SAMPLES)
+    assert sorted(tmp_path.iterdir()) == [part, path]
+    told = f"duplet: what was spoken until then is in {part}\n"
+    assert capsys.readouterr().err == told
+
+
+async def test_a_refusal_leaves_everything_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.wav"
+    path.write_bytes(b"of yesterday")
+
+    async def refuse() -> None:
+        async with wav_file(path):
+            raise InvalidInput(Reason.INVALID_REQUEST, "no such voice")
+
+    with pytest.raises(InvalidInput):
+        await refuse()
+    assert path.read_bytes() == b"of yesterday"
+    assert list(tmp_path.iterdir()) == [path]
+    assert capsys.readouterr().err == ""
 
 
 async def test_a_wav_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,9 +26,10 @@ from duplet_unit.ask import (
 from duplet_unit.doctor import doctor
 from duplet_unit.gpus import model_settings, parse_gpus
 from duplet_unit.load_commands import bench, replay, trace_app
+from duplet_unit.output_files import replacing
 from duplet_unit.speaking import add_speaking_commands
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
-from duplet_unit.terminal import FAILED, run, shown, told
+from duplet_unit.terminal import FAILED, ending, run, shown, told
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
     LISTEN_VARIABLE,
@@ -37,7 +37,13 @@ from duplet_unit.unit import (
     dial_address,
 )
 from duplet_unit.up import run_unit
-from duplet_unit.waterfall_command import Out, read_timelines, send_request, show_timelines
+from duplet_unit.waterfall_command import (
+    Out,
+    check_kind,
+    read_timelines,
+    send_request,
+    show_timelines,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -158,18 +164,26 @@ def generate(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds.")
     ] = 120.0,
-    out: Annotated[Path | None, typer.Option(help="Write the rows here, as .npy.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the rows here, as .npy.")
+    ] = None,
     address: Address = DEFAULT_LISTEN,
     as_json: Json = False,
 ) -> None:
     """Send one request and show its progress."""
     if (text is None) == (rows is None):
         raise typer.BadParameter("give either TEXT or --rows FILE")
-    if out is not None and not os.access(out.parent, os.W_OK):
-        raise typer.BadParameter(f"--out: {out.parent} is no folder that can be written to")
     sampling = SamplingOptions(temperature, top_p, top_k, repetition_window, seed)
 
     async def work() -> Answer:
+        with nullcontext() if out is None else replacing(out) as draft:
+            answer = await ask()
+            if draft is not None:
+                with draft.open("wb") as file:
+                    np.save(file, answer.rows)
+            return answer
+
+    async def ask() -> Answer:
         async with AsyncClient(dial_address(address)) as client:
             spec = await known_spec(client)
             if text is not None:
@@ -184,9 +198,6 @@ def generate(
             )
 
     answer = run(work(), as_json=as_json)
-    if out is not None:
-        with out.open("wb") as file:
-            np.save(file, answer.rows)
     print(json.dumps(answer.to_fields()) if as_json else answer.summary())
 
 
@@ -266,11 +277,13 @@ def waterfall(
     address: Address = DEFAULT_LISTEN,
 ) -> None:
     """Show where the time went, segment by segment: of one request, or percentiles of many."""
-    if file is not None:
-        timelines = read_timelines(file)
-    else:
-        timelines = [run(send_request(address, text, rows, voice, max_rows))]
-    show_timelines(timelines, out, shown)
+    check_kind(out)
+    with ending(), nullcontext() if out is None else replacing(out) as draft:
+        if file is not None:
+            timelines = read_timelines(file)
+        else:
+            timelines = [run(send_request(address, text, rows, voice, max_rows))]
+        show_timelines(timelines, draft, shown)
 
 
 @app.command()

@@ -32,7 +32,13 @@ from duplet_unit.demo_speech import speak_sentence
 from duplet_unit.report import ConsoleReport
 from duplet_unit.settings_check import check_settings
 from duplet_unit.supervisor import Supervisor
-from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
+from duplet_unit.unit import (
+    UnitError,
+    free_local_address,
+    owned_run_dir,
+    unit_environment,
+    unit_services,
+)
 from duplet_unit.up import in_background, make_supervisor, signals_to
 from duplet_unit.waterfall import milliseconds, sum_ns
 from duplet_voice.voices import load_voices
@@ -87,7 +93,12 @@ async def run_demo(out_dir: Path, console: Console) -> bool:
 
     Raises:
         SettingsError: the unit cannot start with the settings of our environment.
+        UnitError: there can be no such folder.
     """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnitError(f"--out: {out_dir}: {error.strerror}") from error
     with owned_run_dir(None) as run_dir:
         listen = free_local_address()
         services = unit_services(run_dir, listen, unit_environment(os.environ))

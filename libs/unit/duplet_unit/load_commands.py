@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,7 +16,8 @@ from duplet_load.record import Record
 from duplet_load.summary import describe, save, summarize
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival, Shape, TraceError, cut_trace, read_trace, write_trace
-from duplet_unit.terminal import run, told, with_pictures
+from duplet_unit.output_files import filling, replacing
+from duplet_unit.terminal import ending, run, told, with_pictures
 from duplet_unit.unit import DEFAULT_LISTEN, LISTEN_VARIABLE, dial_address
 
 ALL = 1e12
@@ -143,11 +144,19 @@ def synth(
     """Make up a trace: voices of Zipf popularity, prompts of a voice and a sentence, bursts."""
     lengths = _lengths(prompt_rows, output_rows)
     made = make_trace(Synth(requests, rate, burstiness, voices, zipf, cold, seed=seed, **lengths))
-    write_trace(made, out)
+    with ending(), replacing(out) as draft:
+        write_trace(made, draft)
     print(f"{len(made)} requests over {made[-1].at_s:.0f} s in {out}")
 
 
-def _lengths(prompt_rows: tuple[int, int], output_rows: tuple[int, int]) -> dict[str, int]:
+class _Lengths(TypedDict):
+    prompt_least: int
+    prompt_most: int
+    output_least: int
+    output_most: int
+
+
+def _lengths(prompt_rows: tuple[int, int], output_rows: tuple[int, int]) -> _Lengths:
     for name, (least, most) in (("--prompt-rows", prompt_rows), ("--output-rows", output_rows)):
         if not 1 <= least <= most:
             raise typer.BadParameter(f"{name}: {least} {most} is no range of rows")
@@ -165,15 +174,15 @@ def _send(
     """Run the load, say what it measured, and keep it in `out`."""
     if plots and out is None:
         raise typer.BadParameter("--plots needs --out")
-    with _progress(len(arrivals)) as show:
-        outcome = run(run_load(load, arrivals, show), as_json=as_json)
-    summary = summarize(outcome)
-    print(json.dumps(summary) if as_json else describe(summary))
-    if out is None:
-        return
-    save(outcome, out)
-    if plots:
-        _plot(outcome.records, out / "run.svg")
+    with ending(as_json=as_json), nullcontext() if out is None else filling(out) as draft:
+        with _progress(len(arrivals)) as show:
+            outcome = run(run_load(load, arrivals, show), as_json=as_json)
+        summary = summarize(outcome)
+        print(json.dumps(summary) if as_json else describe(summary))
+        if draft is not None:
+            save(outcome, draft)
+            if plots:
+                _plot(outcome.records, draft / "run.svg")
 
 
 def _plot(records: Sequence[Record], path: Path) -> None:

@@ -16,6 +16,7 @@ from select import PIPE_BUF
 from typing import IO, Final
 
 from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_unit.output_files import replacing
 from duplet_voice.features import SAMPLE_RATE
 from duplet_voice.vocoder import Samples, pcm16
 
@@ -36,42 +37,52 @@ _PLAYER_END_S: Final = 5.0
 
 @contextlib.asynccontextmanager
 async def wav_file(path: Path) -> AsyncIterator[Write]:
-    """Writes a WAV file; its header is right at the end, also when something failed between.
+    """Writes a WAV file that takes the place of `path` when all is spoken.
+
+    What was spoken until something failed, or until Ctrl-C, is kept as `part_of(path)`, and that
+    is said; `path` is then as it was before.
 
     Raises:
-        InvalidInput: INVALID_REQUEST; the file cannot be opened, or is none but a pipe.
+        InvalidInput: INVALID_REQUEST; there can be no such file, or it is a pipe.
         Unavailable: CANCELLED; it cannot be written any further.
     """
-    try:
-        # Opening a pipe would wait for its reader.
-        file = None if path.is_fifo() else path.open("wb")
-    except OSError as error:
-        raise InvalidInput(Reason.INVALID_REQUEST, f"out: {path}: {error.strerror}") from error
-    if file is None or not file.seekable():
-        raise InvalidInput(
-            Reason.INVALID_REQUEST,
-            f"out: {path} is no file, and a WAV file's length is written last; --stream writes "
-            "raw samples to a pipe",
-        )
+    if path.is_fifo():  # Opening one would wait for its reader.
+        raise _no_wav(path)
+    spoken = whole = False
+    with replacing(path) as draft:
+        try:
+            with draft.open("wb") as file:
+                if not file.seekable():
+                    raise _no_wav(path)
+                with wave.open(file, "wb") as writer:
+                    writer.setnchannels(1)
+                    writer.setsampwidth(2)
+                    writer.setframerate(SAMPLE_RATE)
 
-    def failure(error: OSError) -> Unavailable:
-        return Unavailable(Reason.CANCELLED, f"out: {path}: {error.strerror}")
+                    async def write(samples: Samples) -> None:
+                        nonlocal spoken
+                        writer.writeframes(pcm16(samples).tobytes())
+                        spoken = True
 
-    try:
-        with file, wave.open(file, "wb") as writer:
-            writer.setnchannels(1)
-            writer.setsampwidth(2)
-            writer.setframerate(SAMPLE_RATE)
+                    yield write
+            whole = True
+        finally:
+            if spoken and not whole and draft.is_file():
+                part = draft.replace(part_of(path))
+                print(f"duplet: what was spoken until then is in {part}", file=sys.stderr)
 
-            async def write(samples: Samples) -> None:
-                try:
-                    writer.writeframes(pcm16(samples).tobytes())
-                except OSError as error:
-                    raise failure(error) from error
 
-            yield write
-    except OSError as error:
-        raise failure(error) from error
+def part_of(path: Path) -> Path:
+    """Where an unfinished WAV file stays."""
+    return path.with_name(f"{path.stem}.part{path.suffix}")
+
+
+def _no_wav(path: Path) -> InvalidInput:
+    return InvalidInput(
+        Reason.INVALID_REQUEST,
+        f"out: {path} is no file, and a WAV file's length is written last; --stream writes raw "
+        "samples to a pipe",
+    )
 
 
 @contextlib.asynccontextmanager

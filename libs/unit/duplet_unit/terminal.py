@@ -40,12 +40,20 @@ def with_pictures() -> Iterator[None]:
 
 
 def run(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> Result:
-    """Run a command's work; errors end the process with their exit code.
+    """Run a command's work; errors are those of `ending`."""
+    with ending(as_json=as_json):
+        return asyncio.run(work)
+
+
+@contextmanager
+def ending(*, as_json: bool = False) -> Iterator[None]:
+    """Around a command's work: errors end the process with their exit code.
 
     Errors go to stderr, and with `as_json` to stdout as JSON too.
     """
     try:
-        return asyncio.run(work)
+        yield
+        return
     except (InvalidInput, SettingsError, UnitError) as error:
         code, reason, detail = WRONG_USAGE, getattr(error, "reason", "USAGE"), str(error)
     except GenerateError as error:

@@ -18,6 +18,7 @@ from duplet_unit.unit import dial_address
 from duplet_unit.waterfall import spread_table, timelines_from_json, waterfall_table
 
 PICTURES = (".svg", ".png")
+TRACE = ".json"
 
 
 def read_timelines(file: typer.FileText) -> list[Timeline]:
@@ -51,12 +52,20 @@ async def send_request(
         return answer.finished.timeline
 
 
+def check_kind(out: Path | None) -> None:
+    """
+    Raises:
+        typer.BadParameter: a suffix that is none of ours.
+    """
+    if out is not None and out.suffix not in (*PICTURES, TRACE):
+        raise typer.BadParameter(f"-o: {out} is none of .svg, .png, .json (Chrome trace)")
+
+
 def show_timelines(timelines: Sequence[Timeline], out: Path | None, shown: Console) -> None:
     """To the terminal, or to a file: a picture, or a trace for Perfetto.
 
     Raises:
-        typer.BadParameter: many requests and none is whole; a suffix that is none of ours, or
-            matplotlib is not installed.
+        typer.BadParameter: many requests and none is whole, or matplotlib is not installed.
     """
     try:
         if out is None:
@@ -64,10 +73,8 @@ def show_timelines(timelines: Sequence[Timeline], out: Path | None, shown: Conso
             shown.print(waterfall_table(timelines[0]) if one else spread_table(timelines))
         elif out.suffix in PICTURES:
             _plot(timelines, out)
-        elif out.suffix == ".json":
-            out.write_text(json.dumps(chrome_trace(timelines)), "utf-8")
         else:
-            raise typer.BadParameter(f"-o: {out} is none of .svg, .png, .json (Chrome trace)")
+            out.write_text(json.dumps(chrome_trace(timelines)), "utf-8")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

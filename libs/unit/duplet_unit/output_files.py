@@ -1,0 +1,95 @@
+"""Files that a command writes: there when they are whole, and untouched when something failed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from duplet_core.errors import InvalidInput, Reason, Unavailable
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A draft beside `path`, with its suffix, that takes its place when the context ends well.
+
+    Otherwise the draft is removed, and what stood at `path` before still does. Only what is no
+    regular file, a device for example, is written to directly: nothing can be lost in it. The
+    context is for writing: an OSError of it is the file's.
+
+    Raises:
+        InvalidInput: INVALID_REQUEST; there can be no such file.
+        Unavailable: CANCELLED; it cannot be written any further.
+    """
+    with _writing(path):
+        draft, target = _begin(path)
+        try:
+            yield draft
+            if draft != target:
+                draft.replace(target)
+        finally:
+            if draft != target:
+                draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A draft of a folder, inside it, whose files move up into it when the context ends well.
+
+    `folder` and its parents are made. Otherwise the draft is removed, and a folder that was made
+    for it. Errors are those of `replacing`.
+    """
+    with _writing(folder):
+        was_there = folder.is_dir()
+        draft = folder / _draft_name("")
+        try:
+            draft.mkdir(parents=True)
+        except OSError as error:
+            raise _no_such_file(folder, error) from error
+        try:
+            yield draft
+            for file in sorted(draft.iterdir()):
+                file.replace(folder / file.name)
+        finally:
+            shutil.rmtree(draft)
+            if not was_there and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _begin(path: Path) -> tuple[Path, Path]:
+    """The draft, which exists and is empty, and what it shall become."""
+    try:
+        target = path.resolve()  # a link stays one
+        found = target.stat() if target.exists() else None
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            target.open("ab").close()
+            return target, target
+        draft = target.with_name(_draft_name(target.suffix))
+        mode = 0o666 if found is None else stat.S_IMODE(found.st_mode)
+        # Not to be opened by others before it has the mode of what it replaces.
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    except OSError as error:
+        raise _no_such_file(path, error) from error
+    return draft, target
+
+
+def _draft_name(suffix: str) -> str:
+    return f".duplet-{secrets.token_hex(4)}{suffix}"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # Of stdout: files have no readers.
+    except OSError as error:
+        raise Unavailable(Reason.CANCELLED, f"out: {path}: {error.strerror}") from error
+
+
+def _no_such_file(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(Reason.INVALID_REQUEST, f"out: {path}: {error.strerror}")

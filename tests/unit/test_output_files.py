@@ -1,0 +1,162 @@
+"""Files of commands are whole or as they were before."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_unit.cli import app
+from duplet_unit.output_files import filling, replacing
+from duplet_unit.unit import free_local_address
+
+
+class Failed(Exception):
+    pass
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Of every file in it."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_file_is_there_when_it_is_whole(tmp_path: Path, was_there: bool) -> None:
+    path = tmp_path / "x.svg"
+    before = {"x.svg": "old"} if was_there else {}
+    if was_there:
+        path.write_text("old")
+    with replacing(path) as draft:
+        assert draft.suffix == ".svg"
+        draft.write_text("half")
+        assert contents(tmp_path).items() >= before.items()
+        draft.write_text("new")
+    assert contents(tmp_path) == {"x.svg": "new"}
+
+
+def fail_in(writing: AbstractContextManager[Path], write: Callable[[Path], object]) -> None:
+    def work() -> None:
+        with writing as draft:
+            write(draft)
+            raise Failed
+
+    with pytest.raises(Failed):
+        work()
+
+
+def test_a_failure_leaves_the_file_of_before(tmp_path: Path) -> None:
+    fail_in(replacing(tmp_path / "x"), lambda draft: draft.write_text("half"))
+    assert contents(tmp_path) == {}
+    (tmp_path / "x").write_text("old")
+    fail_in(replacing(tmp_path / "x"), lambda draft: draft.write_text("half"))
+    assert contents(tmp_path) == {"x": "old"}
+
+
+def test_a_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    with replacing(link) as draft:
+        draft.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_a_new_file_has_the_mode_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with replacing(tmp_path / "x"):
+        pass
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_device_is_written_to() -> None:
+    with replacing(Path("/dev/null")) as draft:
+        draft.write_text("nothing")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/no/such/x", "out: /no/such/x: No such file"),
+        ("/dev", "out: /dev: Is a directory"),
+        ("/proc/x", "out: /proc/x: "),
+    ],
+)
+def test_a_file_that_cannot_be_is_named_before_anything_is_done(path: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told), replacing(Path(path)):
+        raise AssertionError
+
+
+def test_a_full_disk_is_named() -> None:
+    def write() -> None:
+        with replacing(Path("/dev/full")) as draft:
+            draft.write_text("x")
+
+    with pytest.raises(Unavailable, match="out: /dev/full: No space left") as caught:
+        write()
+    assert caught.value.reason is Reason.CANCELLED
+
+
+def test_a_folder_gets_all_files_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    with filling(folder) as draft:
+        (draft / "x").write_text("1")
+        (draft / "y").write_text("2")
+        assert [path for path in folder.iterdir() if path != draft] == []
+    assert contents(folder) == {"x": "1", "y": "2"}
+    fail_in(filling(folder), lambda draft: (draft / "x").write_text("half"))
+    assert contents(folder) == {"x": "1", "y": "2"}
+
+
+def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
+    fail_in(filling(tmp_path / "new"), lambda draft: (draft / "x").write_text("half"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InvalidInput, match="out: /proc/x: "), filling(Path("/proc/x")):
+        raise AssertionError
+
+
+COMMANDS = {
+    "generate": ("Hello.", "--out"),
+    "say": ("Hello.", "-o"),
+    "waterfall": ("-o",),
+    "bench": ("--concurrency", "1", "--requests", "1", "--out"),
+}
+"""Those that ask a unit and write what came."""
+
+
+def without_a_unit(command: str, out: Path) -> Result:
+    arguments = [command, *COMMANDS[command], str(out), "--address", free_local_address()]
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("command", ["generate", "say", "waterfall"])
+def test_a_command_that_fails_leaves_the_file_of_before(tmp_path: Path, command: str) -> None:
+    out = tmp_path / "out.json"
+    out.write_text("old")
+    done = without_a_unit(command, out)
+    assert done.exit_code == 1, done.output
+    assert "no unit answers there" in done.stderr
+    assert contents(tmp_path) == {"out.json": "old"}
+
+
+@pytest.mark.parametrize("command", ["generate", "waterfall", "bench"])
+def test_a_file_that_cannot_be_is_named_first(command: str) -> None:
+    done = without_a_unit(command, Path("/proc/x.json"))
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("duplet: INVALID_REQUEST: out: /proc/x.json: ")
+
+
+def test_a_trace_that_cannot_be_written_is_one_line() -> None:
+    done = CliRunner().invoke(app, ["trace", "synth", "/no/such/trace.jsonl"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("duplet: INVALID_REQUEST: out: /no/such/trace.jsonl: ")
