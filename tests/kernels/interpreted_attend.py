@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
+from duplet_engine.gpu_attend_chunk import (
+    ChunkTiles,
+    choose_chunk_splits,
+    launch_attend_chunk,
+)
 from duplet_engine.gpu_attend_step import choose_splits, launch_attend_step
 from duplet_pages.engine_config import Arrangement
 from tests.kernels.paged_rows import make_sequences, plain_attention
@@ -44,16 +48,19 @@ def test_a_step_is_plain_attention(
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize(("page_rows", "heads"), [(16, 4), (5, 6)])
-def test_a_chunk_is_plain_attention(arrangement: Arrangement, page_rows: int, heads: int) -> None:
-    """Two sequences in one launch: one cold, one behind a cached prefix; several tiles."""
+@pytest.mark.parametrize(("page_rows", "heads", "splits"), [(16, 4, 1), (5, 6, 2), (16, 4, 8)])
+def test_a_chunk_is_plain_attention(
+    arrangement: Arrangement, page_rows: int, heads: int, splits: int
+) -> None:
+    """Two sequences in one launch: one cold, one behind a cached prefix; several tiles, and parts
+    of the context in which a tile's first rows see nothing, or no row does."""
     s = make_sequences(arrangement, page_rows, 2, 150)
-    spans = [(1, 0, 70), (0, 129, 3)]
+    spans = [(1, 0, 70), (0, 126, 3)]
     tiles = ChunkTiles.of(spans, heads, 2, CPU)
     assert len(tiles.index) > 2
     chance = torch.Generator().manual_seed(heads)
     query = torch.randn((73, heads * 16), generator=chance)
-    out = launch_attend_chunk(query, s.kv, 0, s.tables, tiles, heads)
+    out = launch_attend_chunk(query, s.kv, 0, s.tables, tiles, heads, splits)
     row = 0
     for sequence, first, count in spans:
         for position in range(first, first + count):
@@ -63,8 +70,26 @@ def test_a_chunk_is_plain_attention(arrangement: Arrangement, page_rows: int, he
             row += 1
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("padding", [1, 52, 63, 64, 65, 82, 114, 127, 300])
+def test_rows_that_pad_see_nothing(padding: int, splits: int) -> None:
+    """However many they are. What lies before the first table names pages full of numbers."""
+    s = make_sequences("page-major", 16, 1, 40)
+    s.kv.items.nan_to_num_(nan=3.0)
+    memory = torch.ones((40, s.tables.shape[1]), dtype=torch.int32)
+    memory[-1] = s.tables[0]
+    spans = [(0, 37, 3), (0, -padding, padding)]
+    tiles = ChunkTiles.of(spans, 4, 2, CPU)
+    query = torch.ones((3 + padding, 4 * 16))
+    out = launch_attend_chunk(query, s.kv, 0, memory[-1:], tiles, 4, splits)
+    assert out[:3].all()
+    assert not out[3:].any()
+
+
 def test_splits_fill_the_gpu_and_no_more() -> None:
     assert choose_splits(1, 8, 132) == 32
     assert choose_splits(16, 8, 132) == 4
     assert choose_splits(64, 8, 132) == 1
     assert choose_splits(256, 8, 132) == 1
+    found = [choose_chunk_splits(rows, 32, 8, 132) for rows in (16, 64, 128, 192, 256, 1504)]
+    assert found == [16, 16, 8, 4, 4, 1]

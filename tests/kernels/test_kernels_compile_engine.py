@@ -34,6 +34,7 @@ _POINTERS = (
 )
 _HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAGE_ROWS": 16}
 _STEP = _HEADS | {"QUERIES": 16, "BLOCK_ROWS": 64, "PRECISION": "tf32", "OVERLAP": True}
+_CHUNK = _STEP | {"GROUP_PADDED": 4, "QUERIES": 128}
 _DRAW = {"WINDOW": 128, "CODES": 4096, "WIDTH": 4096, "OVERLAP": True}
 
 SHARED_BYTES = {90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -48,10 +49,11 @@ CASES: dict[str, Case] = {
         {"HEAD_DIM": 128, "SPLITS": 64, "OVERLAP": True},
         {"num_warps": 4},
     ),
-    "attend_chunk": (
+    "attend_chunk": (attend_chunk, {"out": "*bf16"}, _CHUNK | {"SPLITS": 1}, {"num_warps": 8}),
+    "attend_chunk_split": (
         attend_chunk,
         {"out": "*bf16"},
-        _HEADS | {"GROUP_PADDED": 4, "QUERIES": 128, "BLOCK_ROWS": 64, "PRECISION": "tf32"},
+        _CHUNK | {"SPLITS": 4},
         {"num_warps": 8},
     ),
     "attend_row": (
@@ -130,7 +132,7 @@ def test_engine_kernel(name: str, capability: int, tmp_path: Path) -> None:
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert compiled.asm["cubin"]
     assert_no_spills(compiled.asm["ptx"], tmp_path)
-    if name in ("attend_step", "attend_chunk"):
+    if name in ("attend_step", "attend_chunk", "attend_chunk_split"):
         assert "cp.async" in compiled.asm["ptx"], "reads ahead"
     if "OVERLAP" in constants:
         assert_waits_first(compiled.asm["ptx"])

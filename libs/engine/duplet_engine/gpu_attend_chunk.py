@@ -2,7 +2,11 @@
 
 The formula is that of `gpu_attend_step`. A tile holds up to TILE_ROWS consecutive rows of one
 sequence with all query heads of one key head, so a block of keys is read once for all of them.
-Tiles of one launch may belong to different sequences.
+Tiles of one launch may belong to different sequences. Where there are few tiles, each one's
+context is cut into parts as a step's is, so that the GPU has programs enough.
+
+A tile of rows that pad stands at a negative position, sees nothing and is answered with zeros. On
+a GPU `//` rounds towards zero and in the interpreter down: no negative number may come before it.
 """
 
 from __future__ import annotations
@@ -16,12 +20,17 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from duplet_engine.gpu_attend_step import launch_join_splits
 from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.gpu_linear import follow
 
 _TILE_QUERIES = 128
 """Query rows of one program's matrix product: rows times heads of the group."""
 _BLOCK_ROWS = 64
 _STAGES = 3
+_MOST_SPLITS = 16
+_PROGRAMS = 2
+"""That one multiprocessor runs at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +114,12 @@ def _weigh(  # type: ignore[no-untyped-def]
     if MASKED:
         scores = tl.where(place[None, :] <= position[:, None], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - new_top[:, None])
-    kept = tl.exp2(top - new_top)
+    base = new_top
+    if MASKED:
+        # Of a part of the context some rows may see nothing.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores - base[:, None])
+    kept = tl.exp2(top - base)
     total = total * kept + tl.sum(weights, axis=1)
     mixed = mixed * kept[:, None]
     mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision=PRECISION)
@@ -120,6 +133,8 @@ def attend_chunk(  # type: ignore[no-untyped-def]
     tables,
     tiles,
     out,
+    parts,
+    logs,
     query_stride,
     table_width,
     page_stride,
@@ -132,18 +147,24 @@ def attend_chunk(  # type: ignore[no-untyped-def]
     GROUP_PADDED: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Program (tile, kv head).
+    """Program (tile, kv head, split).
 
     Args:
         query: [rows, query_stride], a row's query heads first, [HEADS, HEAD_DIM].
         keys: items of the layer's keys, see PagedKv.
         tables: int32 [tables, table_width], page numbers.
         tiles: int32 [tiles, 4], see ChunkTiles.
-        out: [rows, HEADS, HEAD_DIM], written.
+        out: [rows, HEADS, HEAD_DIM], written where SPLITS is 1.
+        parts: float32 [rows, HEADS, SPLITS, HEAD_DIM], logs: float32 [rows, HEADS, SPLITS],
+            written otherwise.
         scale: log2(e) / sqrt(HEAD_DIM).
     """
+    if OVERLAP:
+        follow()
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile = tiles + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
@@ -168,10 +189,14 @@ def attend_chunk(  # type: ignore[no-untyped-def]
     total = tl.zeros((QUERIES,), tl.float32)
     mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
     head_place = kv_head * HEAD_DIM
-    end = first_position + rows
+    seen = tl.maximum(first_position + rows, 0)
+    share = tl.cdiv(tl.cdiv(seen, BLOCK_ROWS), SPLITS) * BLOCK_ROWS
+    split = tl.program_id(2)
+    first = split * share
+    end = tl.minimum(seen, first + share)
     # Blocks that every row of the tile sees whole need no mask.
     clear = tl.maximum(first_position + 1, 0) // BLOCK_ROWS * BLOCK_ROWS
-    for start in range(0, clear, BLOCK_ROWS):
+    for start in range(first, tl.minimum(clear, end), BLOCK_ROWS):
         top, total, mixed = _weigh(
             q,
             keys,
@@ -193,7 +218,7 @@ def attend_chunk(  # type: ignore[no-untyped-def]
             PRECISION,
             False,
         )
-    for start in range(clear, end, BLOCK_ROWS):
+    for start in range(tl.maximum(clear, first), end, BLOCK_ROWS):
         top, total, mixed = _weigh(
             q,
             keys,
@@ -215,13 +240,38 @@ def attend_chunk(  # type: ignore[no-untyped-def]
             PRECISION,
             True,
         )
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    place = (query_row * HEADS + head)[:, None] * HEAD_DIM + item[None, :]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=real[:, None])
+    whole = tl.where(total > 0, total, 1.0)
+    mixed = mixed / whole[:, None]
+    place = query_row * HEADS + head
+    if SPLITS == 1:
+        at = out + place[:, None] * HEAD_DIM + item[None, :]
+        tl.store(at, mixed.to(out.dtype.element_ty), mask=real[:, None])
+    else:
+        part = place * SPLITS + split
+        tl.store(parts + part[:, None] * HEAD_DIM + item[None, :], mixed, mask=real[:, None])
+        log = tl.where(total > 0, top + tl.log2(whole), float("-inf"))
+        tl.store(logs + part, log, mask=real)
+
+
+def choose_chunk_splits(rows: int, heads: int, kv_heads: int, processors: int) -> int:
+    """Parts to cut the context of a small pass into, so that the programs of its tiles fill the
+    GPU and all of them run at once: a power of two.
+
+    `processors`: the GPU's multiprocessors.
+    """
+    tiles = -(-rows // ChunkTiles.rows_of_a_tile(heads, kv_heads))
+    most = max(1, _PROGRAMS * processors // (tiles * kv_heads))
+    return min(_MOST_SPLITS, 1 << (most.bit_length() - 1))
 
 
 def launch_attend_chunk(
-    query: Tensor, kv: PagedKv, layer: int, tables: Tensor, tiles: ChunkTiles, heads: int
+    query: Tensor,
+    kv: PagedKv,
+    layer: int,
+    tables: Tensor,
+    tiles: ChunkTiles,
+    heads: int,
+    splits: int = 1,
 ) -> Tensor:
     """Queue one layer's attention on the current stream.
 
@@ -232,19 +282,27 @@ def launch_attend_chunk(
         tables: int32 [tables, pages], every sequence's pages.
         tiles: made for the same heads.
         heads: query heads, a multiple of the key heads.
+        splits: from `choose_chunk_splits`, or 1.
 
     Returns:
         `[rows, heads * head_dim]` in the query's dtype.
     """
     group = triton.next_power_of_2(heads // kv.kv_heads)
     queries = tiles.tile_rows * group
-    out = query.new_empty(query.shape[0], heads * kv.head_dim)
-    attend_chunk[(tiles.index.shape[0], kv.kv_heads)](
+    rows = query.shape[0]
+    out = query.new_empty(rows, heads * kv.head_dim)
+    parts, logs = out, out
+    if splits > 1:
+        parts = query.new_empty(rows, heads, splits, kv.head_dim, dtype=torch.float32)
+        logs = query.new_empty(rows, heads, splits, dtype=torch.float32)
+    attend_chunk[(tiles.index.shape[0], kv.kv_heads, splits)](
         query,
         kv.layer(layer),
         tables,
         tiles.index,
         out,
+        parts,
+        logs,
         query.stride(0),
         tables.stride(0),
         kv.page_stride,
@@ -257,8 +315,13 @@ def launch_attend_chunk(
         GROUP_PADDED=group,
         QUERIES=queries,
         BLOCK_ROWS=_BLOCK_ROWS,
+        SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        OVERLAP=query.is_cuda,
         num_warps=8,
         num_stages=_STAGES,
+        launch_pdl=query.is_cuda,
     )
+    if splits > 1:
+        launch_join_splits(parts, logs, out)
     return out

@@ -213,14 +213,21 @@ def launch_attend_step(
         launch_pdl=query.is_cuda,
     )
     if splits > 1:
-        join_splits[(rows * heads,)](
-            parts,
-            logs,
-            out,
-            HEAD_DIM=kv.head_dim,
-            SPLITS=splits,
-            OVERLAP=query.is_cuda,
-            num_warps=_WARPS,
-            launch_pdl=query.is_cuda,
-        )
+        launch_join_splits(parts, logs, out)
     return out
+
+
+def launch_join_splits(parts: Tensor, logs: Tensor, out: Tensor) -> None:
+    """Queue the joining of float32 `parts` [rows, heads, splits, head_dim], whose `logs` are
+    float32 [rows, heads, splits], into `out` [rows, heads * head_dim]."""
+    rows, heads, splits, head_dim = parts.shape
+    join_splits[(rows * heads,)](
+        parts,
+        logs,
+        out,
+        HEAD_DIM=head_dim,
+        SPLITS=splits,
+        OVERLAP=out.is_cuda,
+        num_warps=_WARPS,
+        launch_pdl=out.is_cuda,
+    )

@@ -32,7 +32,7 @@ from duplet_memory.layout import HandleKind, PoolDescription, describe_pool
 from duplet_pages.engine_config import EngineConfig
 
 HANDLE: HandleKind = "cumem-fd"
-_ARITHMETIC = "gpu-blocks-2"
+_ARITHMETIC = "gpu-blocks-3"
 """Name of how the GPU engine computes; changes with anything that changes KV."""
 
 
@@ -91,7 +91,9 @@ class GpuEngine:
                 )
             if config.role != "decode":
                 most_rows = max(config.chunk_rows, config.page_rows)
-                self._passes = PromptPasses(self.model, config.page_rows, most_rows)
+                self._passes = PromptPasses(
+                    self.model, config.page_rows, most_rows, self._processors
+                )
             self.memory = self._learn_memory()
         except torch.OutOfMemoryError as error:
             raise InvalidInput(

@@ -31,18 +31,18 @@ def buckets_up_to(slots: int) -> tuple[int, ...]:
 class _Captured:
     """One graph with the memory that it reads and writes. Owns both."""
 
-    def __init__(self, work: Work, given: Tensor, pool: Any) -> None:
-        """Run `work(given)` once, for what is built at first use, and then capture it."""
+    def __init__(self, work: Work, given: Tensor, pool: Any, stream: Any) -> None:
+        """Run `work(given)` once on `stream`, for what is built at first use, and then capture it
+        there."""
         self.given = given
         # What the graph reads lives as long as the graph.
         self._work = work
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             work(given)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self._result = work(given)
 
     def replay(self, given: Tensor) -> Tensor:
@@ -67,10 +67,13 @@ class BucketGraphs:
                 whatever `replay_in` will be given.
         """
         pool = torch.cuda.graph_pool_handle()
+        # Of these graphs alone: cuBLAS has one workspace a stream, captured by its address, and
+        # torch may free it when any graph that was captured on that stream is given back.
+        stream = torch.cuda.Stream()
         self._buckets = buckets
         # The largest first: the smaller ones then find their memory in the graphs' pool.
         self._captured = {
-            bucket: _Captured(*make(bucket), pool) for bucket in reversed(self._buckets)
+            bucket: _Captured(*make(bucket), pool, stream) for bucket in reversed(self._buckets)
         }
 
     @property

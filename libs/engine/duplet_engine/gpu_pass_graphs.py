@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplet_engine.gpu_attend_chunk import ChunkTiles, cut_tiles, launch_attend_chunk
+from duplet_engine.gpu_attend_chunk import (
+    ChunkTiles,
+    choose_chunk_splits,
+    cut_tiles,
+    launch_attend_chunk,
+)
 from duplet_engine.gpu_graphs import BucketGraphs, Work
 from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
@@ -23,11 +28,9 @@ from duplet_engine.gpu_model import GpuModel
 Span = tuple[int, int, int]
 """Some rows of one prompt: its table, the position of the first one, how many."""
 
-_SIZES = (16, 32, 64, 128)
+_SIZES = (16, 32, 64, 128, 192, 256)
 MOST_ROWS = _SIZES[-1]
-"""Up to so many rows every product is our own kernel (`gpu_linear`); with more the library's stand
-in the graph. A graph of 192 rows ended an engine with S2-Pro's shape over its first pass, for a
-reason that is not known: larger graphs come back when it is."""
+"""With more the GPU has enough to do for each kernel."""
 
 
 def sizes_up_to(most_rows: int) -> tuple[int, ...]:
@@ -69,7 +72,13 @@ class PassGraphs:
     """The graphs of a model's small passes over one pool. Owns them; borrows both."""
 
     def __init__(
-        self, model: GpuModel, kv: PagedKv, prompts: int, pages: int, most_rows: int
+        self,
+        model: GpuModel,
+        kv: PagedKv,
+        prompts: int,
+        pages: int,
+        most_rows: int,
+        processors: int,
     ) -> None:
         """Capture on the current device; nothing else may be queued on it meanwhile.
 
@@ -78,11 +87,13 @@ class PassGraphs:
             kv: of the pool.
             prompts: most of one pass. pages: of a prompt's table.
             most_rows: of any pass.
+            processors: multiprocessors of the GPU.
         """
         self._model = model
         self._kv = kv
         self._prompts = prompts
         self._pages = pages
+        self._processors = processors
         backbone = model.config.backbone
         self._heads = backbone.heads, backbone.kv_heads
         self._graphs = BucketGraphs(sizes_up_to(most_rows), self._make)
@@ -135,7 +146,8 @@ class PassGraphs:
         return PassArrays.within(packed, size, columns, self._prompts, self._pages)
 
     def _make(self, size: int) -> tuple[Work, Tensor]:
-        heads = self._heads[0]
+        heads, kv_heads = self._heads
+        splits = choose_chunk_splits(size, heads, kv_heads, self._processors)
 
         def work(packed: Tensor) -> Tensor:
             given = self._arrays(packed, size)
@@ -143,7 +155,9 @@ class PassGraphs:
             places = Places(given.tables, given.table_index, given.positions)
 
             def attend(layer: int, query: Tensor) -> Tensor:
-                return launch_attend_chunk(query, self._kv, layer, given.tables, tiles, heads)
+                return launch_attend_chunk(
+                    query, self._kv, layer, given.tables, tiles, heads, splits
+                )
 
             return self._model.forward(given.rows, self._kv, places, attend)
 

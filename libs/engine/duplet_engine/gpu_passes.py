@@ -51,15 +51,23 @@ class PromptPasses:
     Everything is queued on the current CUDA stream of the thread that calls, but digests.
     """
 
-    def __init__(self, model: GpuModel, page_rows: int, most_rows: int) -> None:
+    def __init__(self, model: GpuModel, page_rows: int, most_rows: int, processors: int) -> None:
         """Capture the draws on the model's device, which is the current one; the passes are
-        captured by `prepare`, once there is a pool. `most_rows`: of a pass."""
+        captured by `prepare`, once there is a pool.
+
+        Args:
+            model: the model.
+            page_rows: of the pool's pages.
+            most_rows: of a pass.
+            processors: multiprocessors of the GPU.
+        """
         self._model = model
         self._page_rows = page_rows
         self._table_pages = -(-model.config.longest_sequence // page_rows)
         self._first = StreamState.empty(MOST_PARTS, 1, model.config.columns, model.device)
         self._draws = capture_draws(model, self._first)
         self._most_rows = most_rows
+        self._processors = processors
         self._graphs: PassGraphs | None = None
 
     def prepare(self, kv: PagedKv) -> None:
@@ -68,7 +76,7 @@ class PromptPasses:
         if self._graphs is not None:
             self._graphs.close()
         shape = (MOST_PARTS, self._table_pages)
-        self._graphs = PassGraphs(self._model, kv, *shape, self._most_rows)
+        self._graphs = PassGraphs(self._model, kv, *shape, self._most_rows, self._processors)
         tables = torch.zeros(shape, dtype=torch.int32)
         longest = self._model.config.longest_sequence
         for size in (*_WARM_ROWS, self._most_rows):
