@@ -161,7 +161,8 @@ async def send_requests(client: AsyncClient, spec: ModelSpec, console: Console) 
                 return Outcome(name, voice, None, str(error))
 
     _, notice = prompt_from_text(spec, TEXTS[0], voices[0], VOICE_ROWS)
-    console.print(f"{len(TEXTS)} texts in {len(voices)} voices: {', '.join(voices)}. {notice}")
+    said = f"{len(TEXTS)} texts in {len(voices)} voices: {', '.join(voices)}. {notice}"
+    console.print(said.rstrip(), highlight=False)
     jobs = [(number, *job) for number, job in enumerate(itertools.product(TEXTS, voices))]
     first = ALONE_TEXTS * len(voices)
     alone = [await send(number, voice, text) for number, text, voice in jobs[:first]]
