@@ -1,9 +1,11 @@
 """The table of KV movement between two GPUs: `make gpu-bench`, or `python -m bench.kv_move`.
 
-Runs every condition in processes of its own (both GPUs busy, idle, a real kvproxy over gRPC,
-both busy under MPS) and adds each measured value to docs/measurements/kv_move.jsonl. The names
-with a budget follow from cases; what each means stands in docs/measurements/kv_move.notes.md.
-A condition that fails leaves its results out, and says so.
+Runs every part in processes of its own, most in half a minute and none longer than LIMIT_S:
+both GPUs busy, idle, busy under MPS, each for page-major and layer-major pools and for kernels
+launched in other forms; a real kvproxy over gRPC. A value is printed when it is measured, and
+added to docs/measurements/kv_move.jsonl at the end of its part. The names with a budget follow
+from cases; what each means stands in docs/measurements/kv_move.notes.md. A part that fails or takes
+too long leaves out what it had not measured, and says so.
 """
 
 from __future__ import annotations
@@ -12,18 +14,27 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 from bench.results import MEASUREMENTS, Report
 
-LIMIT_S = 200
+LIMIT_S = 60
 KERNELS = ("push", "pull", "staged")
-PARTS = ("busy", "idle", "grpc", "mps")
+CONDITIONS = ("busy", "idle", "mps")
+FORMS = ("page-major", "layer-major", "launches")
+WAYS = ("grpc", "units", "fragments", "staged", "host")
+"""Cases of `kv_move_grpc` on GPUs."""
+PARTS = (
+    *(f"{condition}-{form}" for condition in CONDITIONS for form in FORMS),
+    *WAYS,
+)
 
 Measured = dict[str, tuple[float, str]]
 """Case → value and unit."""
@@ -77,22 +88,30 @@ BEST_KERNEL = {
 
 
 def run_part(module: str, *arguments: str, more: Mapping[str, str] | None = None) -> Measured:
-    """What one part measured; less, with a word on stderr, when it failed or took too long."""
+    """What one part measured, told as it comes; less, with a word on stderr, when it failed or
+    took too long."""
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, **(more or {})}
-    part = subprocess.Popen(
+    measured: Measured = {}
+    # A session of its own: whoever ends it ends its owners and peers too.
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    try:
-        text, _ = part.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        # Its owners and peers too: all of them are in the session that we started.
-        os.killpg(part.pid, 9)
-        text, _ = part.communicate()
-    if part.returncode:
-        print(f"{' '.join(command)}: ended with {part.returncode}", file=sys.stderr)
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return {line["case"]: (line["value"], line["unit"]) for line in lines}
+    ) as part:
+        watchdog = Timer(LIMIT_S, os.killpg, (part.pid, signal.SIGKILL))
+        watchdog.start()
+        assert part.stdout is not None
+        try:
+            for line in part.stdout:
+                if line.startswith('{"case"'):
+                    found = json.loads(line)
+                    measured[found["case"]] = found["value"], found["unit"]
+                    print(f"{found['case']}: {found['value']:g} {found['unit']}", flush=True)
+            code = part.wait()
+        finally:
+            watchdog.cancel()
+    if code:
+        print(f"{' '.join(command)}: ended with {code}", file=sys.stderr)
+    return measured
 
 
 @contextmanager
@@ -110,14 +129,31 @@ def mps() -> Iterator[dict[str, str]]:
             subprocess.run([control], input="quit\n", text=True, env=own, check=False)
 
 
-def run_condition(name: str) -> Measured:
+def choose_parts(text: str) -> list[str]:
+    """The parts that are named by commas, each by its name or by the name's beginning: `busy`,
+    `idle-layer-major`.
+
+    Raises:
+        ValueError: nothing is called so.
+    """
+    chosen = []
+    for name in text.split(","):
+        found = [part for part in PARTS if part == name or part.startswith(f"{name}-")]
+        if not found:
+            raise ValueError(f"{name}: none of {', '.join(PARTS)}")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def measure(part: str) -> Measured:
     """One of PARTS."""
-    if name == "grpc":
-        return run_part("bench.kv_move_grpc")
-    if name == "mps":
+    if part in WAYS:
+        return run_part("bench.kv_move_grpc", part)
+    condition, _, form = part.partition("-")
+    if condition == "mps":
         with mps() as environment:
-            return run_part("bench.kv_move_run", "mps", more=environment)
-    return run_part("bench.kv_move_run", name)
+            return run_part("bench.kv_move_run", condition, form, more=environment)
+    return run_part("bench.kv_move_run", condition, form)
 
 
 def name_results(measured: Measured) -> Measured:
@@ -148,25 +184,35 @@ def machine() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="kv_move")
     parser.add_argument("--out", type=Path, default=MEASUREMENTS)
-    parser.add_argument("--parts", default=",".join(PARTS), help="conditions, by commas")
+    shown = f"by commas, each by its beginning or whole: {', '.join(PARTS)}"
+    parser.add_argument("--parts", default=",".join(PARTS), help=shown)
     options = parser.parse_args()
-    parts = options.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"--parts: {', '.join(sorted(unknown))}: none of {', '.join(PARTS)}")
+    try:
+        parts = choose_parts(options.parts)
+    except ValueError as error:
+        parser.error(f"--parts: {error}")
     if shutil.which("nvidia-smi") is None:
         print("kv_move: no GPU here; this needs two of one machine", file=sys.stderr)
         return 2
-    report = Report("kv_move", machine())
     measured: Measured = {}
+    told: Measured = {}
     for part in parts:
-        measured |= run_condition(part)
+        report = Report("kv_move", machine())
+        own = measure(part)
+        measured |= own
+        # A name is told again when another part has changed what it follows from.
+        named = {n: v for n, v in name_results(measured).items() if told.get(n) != v}
+        told |= named
+        for name, (value, unit) in named.items():
+            report.add(name, value, unit, BUDGETS.get(name, ""))
+        for case, (value, unit) in own.items():
+            report.add(case, value, unit)
+        report.save(options.out)
+    summary = Report("kv_move", machine())
     for name, (value, unit) in name_results(measured).items():
-        report.add(name, value, unit, BUDGETS.get(name, ""))
-    for case, (value, unit) in measured.items():
-        report.add(case, value, unit)
-    report.save(options.out)
-    print(report.table())
-    return 1 if "MISSED" in report.table() else 0
+        summary.add(name, value, unit, BUDGETS.get(name, ""))
+    print(summary.table())
+    return 1 if "MISSED" in summary.table() else 0
 
 
 if __name__ == "__main__":

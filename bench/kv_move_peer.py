@@ -1,9 +1,10 @@
 """One peer of a real kvproxy: prefill's or decode's I/O process over an owner of a GPU pool.
 
-`python -m bench.kv_move_peer ROLE JSON`: the JSON says run_dir, device, load, arrangement and
-phases, each a `Phase`. Both sides run the phases one after the other. Prints one JSON object:
-`times`, this side's time of each transfer (last Move sent, or Landed received), and prefill's
-`moves`, time and rows of every Move, all on the machine's monotonic clock, in ns.
+`python -m bench.kv_move_peer ROLE JSON`: the JSON says run_dir, device (a GPU's UUID; empty: a
+pool of its own on the CPU), load, arrangement and phases, each a `Phase`. Both sides run the
+phases one after the other, and print a JSON object at the end of each: `times`, this side's time
+of each of its transfers (last Move sent, or Landed received), and prefill's `moves`, time and
+rows of every Move, all on the machine's monotonic clock, in ns.
 """
 
 from __future__ import annotations
@@ -19,11 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.kv_move_unit import OwnerProcess
+from bench.kv_move_unit import CpuOwner, OwnerProcess
 from duplet.kvproxy.v1 import kvproxy_pb2_grpc
 from duplet_core.effects import Received, StreamOpened
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role, TransferId
-from duplet_core.messages import Grant, Handoff, Hello, Landed, Message, Move, SourceReleased
+from duplet_core.messages import (
+    Grant,
+    Handoff,
+    Hello,
+    Landed,
+    Message,
+    Move,
+    Route,
+    SourceReleased,
+    Started,
+)
 from duplet_runtime.lifeline import LifelineClient
 from duplet_runtime.peers import Dialer
 from duplet_runtime.service import new_instance
@@ -34,7 +45,7 @@ SLOT_PAGES = 128
 SLOTS = 16
 ROWS = 1500
 CHUNK_ROWS = 256
-LIMIT_S = 90.0
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,13 @@ class Peer:
 
         address = f"unix:{run_dir}/kvproxy.sock"
         self.dialer: Dialer[Any] = Dialer(
-            Role.KVPROXY, address, method, codec.encode, codec.decode, self.take
+            Role.KVPROXY,
+            address,
+            method,
+            codec.encode,
+            codec.decode,
+            self.take,
+            together=codec.together,
         )
         order = list(range(SLOTS * SLOT_PAGES))
         random.Random(role).shuffle(order)
@@ -114,7 +131,7 @@ class Peer:
             self._begin()
             if not self._to_end:
                 self._next_phase()
-        elif message is not None and type(message).__name__ != "Started":
+        elif message is not None and not isinstance(message, Started | Route):
             raise SystemExit(f"{self.role}: {message}")
 
     async def run_engine(self) -> None:
@@ -135,6 +152,10 @@ class Peer:
         self.dialer.send(self._stream, message)
 
     def _next_phase(self) -> None:
+        if self._number:
+            told = {"times": self.times_ns, "moves": self.moves}
+            print(json.dumps(told), flush=True)
+            self.times_ns, self.moves = {}, []
         if not self._phases:
             self.done.set()
             return
@@ -175,13 +196,21 @@ class Peer:
         self._send(Move(TransferId(f"{transfer.number:032x}"), first, count, part, handoff))
 
 
-async def run(role: Role, plan: dict[str, Any]) -> dict[str, Any]:
-    """All phases, over an owner with its load on."""
+def open_owner(plan: dict[str, Any]) -> OwnerProcess | CpuOwner:
+    """The pool's owner, with its load on."""
     layout = {"page_rows": PAGE_ROWS, "pages": SLOTS * SLOT_PAGES}
     layout["arrangement"] = plan["arrangement"]
+    if not plan["device"]:
+        return CpuOwner(**layout)
     owner = OwnerProcess(plan["device"], "cumem-fd", **layout)
     owner.wait_ready()
     owner.ask(do="load", kind=plan["load"])
+    return owner
+
+
+async def run(role: Role, plan: dict[str, Any]) -> None:
+    """All phases."""
+    owner = open_owner(plan)
     peer = Peer(role, plan["run_dir"], [Phase(**phase) for phase in plan["phases"]])
     up = asyncio.Event()
     own_pidfd = os.pidfd_open(os.getpid())
@@ -216,11 +245,10 @@ async def run(role: Role, plan: dict[str, Any]) -> dict[str, Any]:
     await asyncio.gather(*tasks, return_exceptions=True)
     os.close(own_pidfd)
     owner.close()
-    return {"times": peer.times_ns, "moves": peer.moves}
 
 
 def main() -> int:
-    print(json.dumps(asyncio.run(run(Role(sys.argv[1]), json.loads(sys.argv[2])))))
+    asyncio.run(run(Role(sys.argv[1]), json.loads(sys.argv[2])))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""One condition of the KV movement bench: `python -m bench.kv_move_run idle|busy|mps`.
+"""One condition and form of the KV movement bench: `python -m bench.kv_move_run idle|busy|mps
+page-major|layer-major|launches`.
 
 Three processes: two owners of pools, each seeing one GPU, and this one, which sees both and
 moves. Every case is checked row for row, then timed in turns with one contiguous copy of the
@@ -21,6 +22,7 @@ import numpy as np
 
 from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, queue_copies, queue_copy
+from duplet_kvproxy.move_direct import DirectMover
 from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, TransportName
 from duplet_kvproxy.trial import build_transport
 from duplet_memory.cuda_driver import open_devices
@@ -280,10 +282,30 @@ def run_layer_major(condition: str) -> None:
     bench.close()
 
 
+def run_launches(condition: str) -> None:
+    """The kernels of `push` and `pull` in fewer and in more programs, on a layer-major pool: what
+    PROGRAMS_PER_SM of `move_direct` rests on."""
+    bench = Bench(condition, "layer-major", 1, 16384)
+    movers = {
+        f"{name}-by-{programs}": DirectMover(name, bench.at, bench.to, programs)
+        for name in ("push", "pull")
+        for programs in (1, 2, 4, 8)
+    }
+    for name, mover in movers.items():
+        bench.check(name, mover, ROWS)
+    bench.load(True)
+    moves: dict[str, Move] = {"contiguous": bench.contiguous(ROWS)}
+    moves |= {name: bench.mover(mover, ROWS) for name, mover in movers.items()}
+    tell_ratios("launches", condition, moves)
+    bench.close()
+
+
+FORMS = {"page-major": run_page_major, "layer-major": run_layer_major, "launches": run_launches}
+
+
 def main() -> int:
-    condition = sys.argv[1]
-    run_page_major(condition)
-    run_layer_major(condition)
+    condition, form = sys.argv[1:]
+    FORMS[form](condition)
     return 0
 
 

@@ -12,14 +12,16 @@ from typing import Any
 
 from duplet_memory.cuda_driver import open_devices
 from duplet_memory.cuda_pool import MappedPool, map_cuda_pool
-from duplet_memory.layout import PoolDescription
+from duplet_memory.layout import PoolDescription, describe_pool
+from duplet_memory.pool import Pool, create_pool
 from duplet_runtime.engine_link import receive_fds
 
 MESSAGE_BYTES = 1 << 20
 OWNER = Path(__file__).with_name("kv_move_owner.py")
 
-SHAPE = {"layers": 36, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+SHAPE: dict[str, Any] = {"layers": 36, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 """The article's model: 144 KiB of KV a row."""
+SMALL_SHAPE: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "bfloat16"}
 
 
 class OwnerProcess:
@@ -70,6 +72,21 @@ class OwnerProcess:
         for fd in (self.pidfd, self.pool_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+class CpuOwner:
+    """A pool of this process with rows so small that copies cost next to nothing. Owns it and the
+    pidfd."""
+
+    def __init__(self, **layout: Any) -> None:
+        self._pool: Pool = create_pool(describe_pool(**SMALL_SHAPE, **layout))
+        self.description = self._pool.description
+        self.pool_fd = self._pool.fd
+        self.pidfd = os.pidfd_open(os.getpid())
+
+    def close(self) -> None:
+        self._pool.close()
+        os.close(self.pidfd)
 
 
 def start_pair(

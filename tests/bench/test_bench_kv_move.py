@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from bench.kv_move import BEST_KERNEL, BUDGETS, QUOTIENTS, SAME_AS, Measured, name_results
-from bench.kv_move_grpc import LINK_GB_S, ROW_BYTES, link_free_ns
+from bench import kv_move
+from bench.kv_move import (
+    BEST_KERNEL,
+    BUDGETS,
+    PARTS,
+    QUOTIENTS,
+    SAME_AS,
+    Measured,
+    choose_parts,
+    name_results,
+)
+from bench.kv_move_grpc import CASES, LINK_GB_S, LOADED, PREFIX, ROW_BYTES, link_free_ns
+from bench.kv_move_run import FORMS
+from bench.results import ROOT
 
 
 def test_every_budget_has_a_result() -> None:
@@ -33,3 +53,68 @@ def test_an_ideal_link_carries_moves_in_order_and_idles_between() -> None:
     assert free[0] == pytest.approx(move_ns)
     assert free[10] == pytest.approx(2 * move_ns), "it waits for the one before"
     assert free[10_000_000] == pytest.approx(10_000_000 + move_ns / 2)
+
+
+def test_parts_are_named_by_their_beginnings() -> None:
+    assert choose_parts("idle,grpc") == ["idle-page-major", "idle-layer-major", *PARTS[5:6], "grpc"]
+    assert choose_parts("mps-launches,mps")[:2] == ["mps-launches", "mps-page-major"]
+    assert choose_parts(",".join(PARTS)) == list(PARTS)
+    with pytest.raises(ValueError, match=r"nosuch: none of busy-page-major, "):
+        choose_parts("grpc,nosuch")
+
+
+def test_every_part_is_a_case_of_a_bench() -> None:
+    ways = {part for part in PARTS if part in CASES}
+    assert ways | {"cpu"} == set(CASES)
+    assert {part.partition("-")[2] for part in PARTS if part not in ways} == set(FORMS)
+
+
+TELLING = """
+import json, signal, sys
+print("a log line")
+print(json.dumps({"case": "a", "value": 1.5, "unit": "ms"}), flush=True)
+open(sys.argv[1], "w").close()
+signal.pause()
+"""
+
+
+def test_a_part_that_takes_too_long_leaves_what_it_has_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_part.py").write_text(TELLING)
+    told = tmp_path / "told"
+    os.mkfifo(told)
+
+    class Watchdog:
+        """Its time is over when the part has told its first case."""
+
+        def __init__(self, limit_s: float, end: Any, arguments: Any) -> None:
+            self._thread = threading.Thread(target=self._run, args=(end, arguments))
+            self.start, self.cancel = self._thread.start, self._thread.join
+
+        def _run(self, end: Any, arguments: Any) -> None:
+            told.read_bytes()
+            end(*arguments)
+
+    monkeypatch.setattr(kv_move, "Timer", Watchdog)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    found = kv_move.run_part("slow_part", str(told), more={"PYTHONPATH": path})
+    assert found == {"a": (1.5, "ms")}
+    said = capsys.readouterr()
+    assert "a: 1.5 ms" in said.out
+    assert "ended with -9" in said.err
+
+
+def test_ways_over_grpc_are_told_phase_by_phase_on_a_cpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.kv_move_grpc", "cpu"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    wanted = [f"{PREFIX}.cpu.{phase.name}.{q}" for phase in LOADED for q in ("p50", "p99")]
+    assert [line["case"] for line in lines] == wanted
+    assert all(line["value"] > 0 for line in lines)

@@ -19,11 +19,6 @@ WARPS = 8
 THREADS = WARPS * 32
 TILE_BYTES = 16 << 10
 """Of one tile: four 16-byte words for each of the threads."""
-PROGRAMS_PER_SM = 8
-"""About; as many as a multiprocessor holds."""
-FEW_PROGRAMS_PER_SM = 2
-"""For `pull`, beside decode's steps: they go through a pool's slabs nearly one after the other, and
-under MPS they find their places sooner (docs/measurements/kv_move.notes.md)."""
 
 
 class _Parameters(ctypes.Structure):
@@ -141,7 +136,8 @@ class MoveRows:
     is about to exit, and unloading would wait for everything in the context."""
 
     def __init__(self, shape: RowShape, device: Device, programs_per_sm: int) -> None:
-        """Compile, or take from Triton's cache, and load.
+        """Compile, or take from Triton's cache, and load. A launch has about `programs_per_sm`
+        programs a multiprocessor, fewer for few rows.
 
         Raises:
             CudaError: the driver refuses the cubin, or its parameters are not those we pass.

@@ -9,28 +9,33 @@ from __future__ import annotations
 from typing import Literal
 
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable
-from duplet_kvproxy.kernel_build import (
-    FEW_PROGRAMS_PER_SM,
-    PROGRAMS_PER_SM,
-    LaunchedRows,
-    MoveRows,
-    RowShape,
-)
+from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device
 from duplet_memory.plan import RowCopy
 from duplet_memory.row_plan import plan_rows
 
 FIRST_TABLE_PAGES = 4096
+PROGRAMS_PER_SM = {"push": 8, "pull": 2}
+"""`push` runs beside prefill's products, `pull` beside decode's steps. An earlier kernel with 2
+pulled 147,456 fragments in 1.10 ms from idle GPUs and in 1.12 ms under MPS, one with 8 in 1.10
+and 1.44 ms; `bench.kv_move --parts idle-launches,mps-launches` tries both with this one."""
 
 
 class DirectMover:
     """One stream of the GPU that works. Owns it, and one event and table a flight."""
 
-    def __init__(self, name: Literal["push", "pull"], source: Device, dest: Device) -> None:
+    def __init__(
+        self,
+        name: Literal["push", "pull"],
+        source: Device,
+        dest: Device,
+        programs_per_sm: int | None = None,
+    ) -> None:
+        """`programs_per_sm`: as in MoveRows; None: what suits the name."""
         self.name: TransportName = name
         self._device = source if name == "push" else dest
-        self._programs_per_sm = PROGRAMS_PER_SM if name == "push" else FEW_PROGRAMS_PER_SM
+        self._programs_per_sm = programs_per_sm or PROGRAMS_PER_SM[name]
         self._queue = GpuQueue(self._device)
         self._free = [
             (GpuEvent(self._device), PlaceTable(self._device, FIRST_TABLE_PAGES))

@@ -18,7 +18,7 @@ import numpy as np
 
 from duplet_core.errors import InvalidInput, Reason
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable, queue_copy
-from duplet_kvproxy.kernel_build import PROGRAMS_PER_SM, LaunchedRows, MoveRows, RowShape
+from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device
 from duplet_memory.handle_cumem import allocate_shared
@@ -29,6 +29,7 @@ CHUNK_BYTES = 32 << 20
 STAGES = 4
 """Chunks on their way at once: one at each of the three steps, and one to spare."""
 FIRST_TABLE_PAGES = 4096
+PROGRAMS_PER_SM = 8
 
 
 @dataclass(frozen=True, slots=True)
