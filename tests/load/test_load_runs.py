@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from duplet_core.timeline import SEGMENTS
+from duplet_load.generator import Load, run_load
+from duplet_load.record import Record
+from duplet_load.synth import Synth, make_trace
+from duplet_load.trace import Arrival
 from duplet_unit.cli import app
 from tests.e2e.live_unit import LiveUnit, live_unit
 from tests.load.test_load_traces import AZURE, mooncake
@@ -92,6 +97,45 @@ async def test_a_made_up_trace_is_replayed(unit: LiveUnit, tmp_path: Path) -> No
     )
     assert made.exit_code == 0, made.stderr
     assert_all_well(await duplet(unit, "replay", str(path), "--processes", "1"), 8)
+
+
+def short_trace(requests: int) -> list[Arrival]:
+    synth = Synth(requests, voices=2, prompt_least=40, prompt_most=90)
+    return make_trace(replace(synth, output_least=5, output_most=15, seed=8))
+
+
+async def test_listeners_begin_when_they_are_told(unit: LiveUnit) -> None:
+    starts_s = (0.0, 0.6, 1.2)
+    load = Load(unit.listen, processes=2, starts_s=starts_s, marks_s=(0.6, 1.2), seconds=1.5)
+    outcome = await run_load(load, short_trace(400), lambda _: None)
+    assert len(outcome.records) < 400
+    assert all(record.well for record in outcome.records)
+    assert min(record.at_s for record in outcome.records) >= 0
+    spans = [(record.at_s, record.at_s + record.took_s) for record in outcome.records]
+    for at_s, _ in spans:
+        live = sum(begin <= at_s < end for begin, end in spans)
+        assert live <= sum(start <= at_s for start in starts_s)
+    assert len(outcome.gaps_between) == 3
+    counts = [gaps.classes.total() for gaps in outcome.gaps_between]
+    assert sum(counts) == outcome.gaps.classes.total()
+    assert counts[0] > 0
+    assert counts[2] > 0
+
+
+@pytest.mark.parametrize("starts_s", [(0.0, 0.1, 3_000.0), ()], ids=["closed", "open"])
+async def test_after_the_stop_nothing_more_is_sent(
+    unit: LiveUnit, starts_s: tuple[float, ...]
+) -> None:
+    stop = asyncio.Event()
+
+    def end(_: Record) -> None:
+        stop.set()
+
+    load = Load(unit.listen, processes=2, starts_s=starts_s)
+    arrivals = [replace(a, at_s=0.5 * n) for n, a in enumerate(short_trace(4_000))]
+    outcome = await asyncio.wait_for(run_load(load, arrivals, end, stop), 60)
+    assert 1 <= len(outcome.records) < 200, "the others would have taken minutes"
+    assert all(record.well for record in outcome.records)
 
 
 async def test_wrong_usage_says_so(unit: LiveUnit, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,16 @@ def test_made_up_traces_are_what_was_asked_for() -> None:
 def test_without_burstiness_arrivals_are_even() -> None:
     made = make_trace(Synth(requests=4, rate=2.0, burstiness=0.0))
     assert [a.at_s for a in made] == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_traces_of_different_labels_share_popular_voices_alone() -> None:
+    asked = Synth(requests=300, voices=5, cold=0.3, seed=3)
+    parts = [
+        {part for a in make_trace(synth) for part in a.parts}
+        for synth in (replace(asked, label="a"), replace(asked, label="b", requests=500))
+    ]
+    shared = parts[0] & parts[1]
+    assert {name for name, _ in shared} == {f"voice-{n}" for n in range(5)}, "and of one length"
 
 
 def test_a_day_of_requests_takes_seconds() -> None:

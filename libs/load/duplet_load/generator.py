@@ -24,6 +24,8 @@ up later than that shows as lag."""
 LINE_BYTES = 1 << 24
 """Longest line of a client process: a request with its timeline, or all gaps."""
 
+WORKER = "duplet_load.worker"
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -32,13 +34,19 @@ class Load:
     address: str
     processes: int = 2
     concurrency: int = 0
-    """Closed loop: so many listeners. 0: open loop, each request at its time."""
+    """Closed loop: so many listeners, from time 0 on. 0: open loop, each request at its time."""
     seconds: float = 0.0
     """No request is sent after so long; 0: all are."""
     first_rows: int = 1
     rows_per_message: int = 1
     timeout_s: float = 120.0
     timelines: bool = False
+    starts_s: tuple[float, ...] = ()
+    """Closed loop: when each listener begins, instead of `concurrency`."""
+    marks_s: tuple[float, ...] = ()
+    """Times, ascending, between which gaps are counted apart."""
+    worker: str = WORKER
+    """Module of the client processes."""
 
 
 @dataclass(slots=True)
@@ -47,6 +55,8 @@ class Outcome:
 
     records: list[Record] = field(default_factory=list)
     gaps: Gaps = field(default_factory=Gaps)
+    gaps_between: list[Gaps] = field(default_factory=list)
+    """Before the first of the load's marks, between each two, after the last."""
     lateness_s: list[float] = field(default_factory=list)
     """Of the client processes' event loops."""
     began_ns: int = 0
@@ -56,9 +66,12 @@ class Outcome:
 
 
 async def run_load(
-    load: Load, arrivals: Sequence[Arrival], on_record: Callable[[Record], None]
+    load: Load,
+    arrivals: Sequence[Arrival],
+    on_record: Callable[[Record], None],
+    stop: asyncio.Event | None = None,
 ) -> Outcome:
-    """Send the trace and read every request to its end.
+    """Send the trace, or what of it came before `stop`, and read every request to its end.
 
     Raises:
         GenerateError: the unit does not answer.
@@ -66,24 +79,22 @@ async def run_load(
     """
     before = await _ask(load.address)
     assert before.spec is not None
-    outcome = Outcome()
-    count = max(1, min(load.processes, load.concurrency or load.processes, len(arrivals)))
+    outcome = Outcome(gaps_between=[Gaps() for _ in range(len(load.marks_s) + 1)])
+    starts_s = load.starts_s or (0.0,) * load.concurrency
+    count = max(1, min(load.processes, len(starts_s) or load.processes, len(arrivals)))
     outcome.began_ns = time.monotonic_ns() + round((START_S + 0.25 * count) * NS)
     stop_ns = outcome.began_ns + round(load.seconds * NS) if load.seconds else 0
     plan = Plan(
-        *(load.address, before.spec.to_json(), (), 0, outcome.began_ns, stop_ns),
-        *(load.first_rows, load.rows_per_message, load.timeout_s, load.timelines),
+        *(load.address, before.spec.to_json(), (), (), outcome.began_ns, stop_ns),
+        *(load.first_rows, load.rows_per_message, load.timeout_s, load.timelines, load.marks_s),
     )
     numbered = list(enumerate(arrivals))
     async with asyncio.TaskGroup() as group:
         for index in range(count):
-            shared, rest = divmod(load.concurrency, count)
             own = replace(
-                plan,
-                arrivals=tuple(numbered[index::count]),
-                concurrency=shared + (index < rest),
+                plan, arrivals=tuple(numbered[index::count]), starts_s=starts_s[index::count]
             )
-            group.create_task(_run_process(own, outcome, on_record))
+            group.create_task(_run_process(load.worker, own, outcome, on_record, stop))
     outcome.ended_ns = time.monotonic_ns()
     after = await _ask(load.address)
     outcome.kv_checks = after.kv_checks - before.kv_checks
@@ -99,34 +110,50 @@ async def _ask(address: str) -> Unit:
     return unit
 
 
-async def _run_process(plan: Plan, outcome: Outcome, on_record: Callable[[Record], None]) -> None:
+async def _run_process(
+    worker: str,
+    plan: Plan,
+    outcome: Outcome,
+    on_record: Callable[[Record], None],
+    stop: asyncio.Event | None,
+) -> None:
     """One client process from start to end; killed when this task is cancelled."""
-    command = (sys.executable, "-m", "duplet_load.worker")
+    command = (sys.executable, "-m", worker)
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_BYTES,
     )
+    assert process.stdin is not None and process.stdout is not None
+    stopping = asyncio.create_task(_close_at(stop, process.stdin)) if stop else None
     try:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(plan.to_json().encode())
+        process.stdin.write(plan.to_json().encode() + b"\n")
         await process.stdin.drain()
-        process.stdin.close()
         async for line in process.stdout:
             _take(json.loads(line), outcome, on_record)
         code = await process.wait()
         if code != 0:
             raise Unavailable(Reason.ENGINE_FAILED, f"a client process exited with {code}")
     finally:
+        if stopping is not None:
+            stopping.cancel()
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
+async def _close_at(stop: asyncio.Event, plan: asyncio.StreamWriter) -> None:
+    """The end of its plan tells a client process to send nothing more."""
+    await stop.wait()
+    plan.close()
+
+
 def _take(fields: dict[str, Any], outcome: Outcome, on_record: Callable[[Record], None]) -> None:
     if "gaps" in fields:
-        outcome.gaps.merge(fields["gaps"])
+        for between, gaps in zip(outcome.gaps_between, fields["gaps"], strict=True):
+            between.merge(gaps)
+            outcome.gaps.merge(gaps)
         outcome.lateness_s += fields["lateness_s"]
         return
     record = Record(**fields)

@@ -31,6 +31,8 @@ class Synth:
     output_least: int = 63
     output_most: int = 420
     seed: int = 1
+    label: str = ""
+    """In the names of all that is new: traces of different labels share popular voices alone."""
 
 
 def make_trace(synth: Synth) -> list[Arrival]:
@@ -40,20 +42,25 @@ def make_trace(synth: Synth) -> list[Arrival]:
     at_s = _arrival_times(synth, chance)
     weights = np.arange(1, synth.voices + 1, dtype=np.float64) ** -synth.zipf
     voices = chance.choice(synth.voices, count, p=weights / weights.sum())
-    # A voice's reference has one length; the sentence fills up the prompt.
+    # A voice's reference has one length, however many requests there are; the sentence fills up
+    # the prompt.
     spread = synth.prompt_most - synth.prompt_least + 1
-    whole = synth.prompt_least + chance.integers(spread, size=count + synth.voices)
-    voice_rows = np.maximum(1, (synth.voice_share * whole[count:]).astype(int))
-    sentence_share = 1.0 - synth.voice_share
-    sentences = np.maximum(1, (sentence_share * whole[:count]).astype(int))
+    of_voices = np.random.default_rng([synth.seed, synth.voices])
+    references = synth.prompt_least + of_voices.integers(spread, size=synth.voices)
+    voice_rows = np.maximum(1, (synth.voice_share * references).astype(int))
+    whole = synth.prompt_least + chance.integers(spread, size=count)
+    sentences = np.maximum(1, ((1.0 - synth.voice_share) * whole).astype(int))
     cold = chance.random(count) < synth.cold
     outputs = chance.integers(synth.output_least, synth.output_most + 1, size=count)
+    voice_names = [
+        f"cold-{synth.label}{i}" if cold[i] else f"voice-{voices[i]}" for i in range(count)
+    ]
     return [
         Arrival(
             float(at_s[i]),
             (
-                (f"cold-{i}" if cold[i] else f"voice-{voices[i]}", int(voice_rows[voices[i]])),
-                (f"sentence-{i}", int(sentences[i])),
+                (voice_names[i], int(voice_rows[voices[i]])),
+                (f"sentence-{synth.label}{i}", int(sentences[i])),
             ),
             int(outputs[i]),
         )

@@ -1,4 +1,5 @@
-"""One client process: `python -m duplet_load.worker`; its plan is JSON on stdin.
+"""One client process: `python -m duplet_load.worker`; its plan is a line of JSON on stdin, and
+the end of stdin tells it to send nothing more.
 
 Each request that ends is a line of JSON on stdout, so the parent can show progress; the last
 line has the gaps between rows and how late this process's own event loop was. Rows are taken,
@@ -11,7 +12,9 @@ import asyncio
 import json
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +27,8 @@ from duplet_load.record import Gaps, Record
 from duplet_load.trace import Arrival
 from duplet_pages.spec import ModelSpec
 
+PLAN_BYTES = 1 << 28
+"""Longest plan: far more than a million requests."""
 TICK_S = 0.05
 """How often the loop's own lateness is measured."""
 
@@ -37,9 +42,9 @@ class Plan:
     """The model's, as canonical JSON."""
     arrivals: tuple[tuple[int, Arrival], ...]
     """(number in the whole trace, request)."""
-    concurrency: int
-    """Closed loop: so many requests at once, whatever their times. 0: open loop, each at its
-    time."""
+    starts_s: tuple[float, ...]
+    """Closed loop: when each listener begins, who then sends one request after the other,
+    whatever their times. Empty: open loop, each at its time."""
     begin_ns: int
     """When time 0 of the trace is, on the machine's monotonic clock."""
     stop_ns: int
@@ -48,6 +53,8 @@ class Plan:
     rows_per_message: int = 1
     timeout_s: float = 120.0
     timelines: bool = False
+    marks_s: tuple[float, ...] = ()
+    """Gaps are counted apart before the first, between each two, and after the last."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,6 +66,8 @@ class Plan:
             (number, Arrival(a["at_s"], tuple(map(tuple, a["parts"])), a["output_rows"]))
             for number, a in fields["arrivals"]
         )
+        for name in ("starts_s", "marks_s"):
+            fields[name] = tuple(fields[name])
         return Plan(**fields)
 
 
@@ -70,27 +79,36 @@ class Worker:
         spec = ModelSpec.from_json(plan.spec)
         self._prompts = PromptMaker(spec)
         self._audio_rate = spec.rows_per_second or ROWS_PER_SECOND
-        self._gaps = Gaps()
+        self._gaps = [Gaps() for _ in range(len(plan.marks_s) + 1)]
+        self._marks_ns = [plan.begin_ns + round(mark_s * NS) for mark_s in plan.marks_s]
         self._lateness_s: list[float] = []
+        self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         plan = self._plan
         async with AsyncClient(plan.address) as client:
             watching = asyncio.create_task(self._watch_loop())
             try:
-                await _sleep_until(plan.begin_ns)
-                if plan.concurrency:
+                await self._sleep_until(plan.begin_ns)
+                if plan.starts_s:
                     waiting = iter(plan.arrivals)
-                    loops = (self._loop(client, waiting) for _ in range(plan.concurrency))
+                    loops = (self._loop(client, waiting, at_s) for at_s in plan.starts_s)
                     await asyncio.gather(*loops)
                 else:
                     await self._send_all(client)
             finally:
                 watching.cancel()
-        _tell({"gaps": self._gaps.classes, "lateness_s": self._lateness_s})
+        _tell({"gaps": [gaps.classes for gaps in self._gaps], "lateness_s": self._lateness_s})
 
-    async def _loop(self, client: AsyncClient, waiting: Iterator[tuple[int, Arrival]]) -> None:
-        """One listener: a request after the other."""
+    def stop(self) -> None:
+        """Send nothing more; what was sent is read to its end."""
+        self._stopped.set()
+
+    async def _loop(
+        self, client: AsyncClient, waiting: Iterator[tuple[int, Arrival]], at_s: float
+    ) -> None:
+        """One listener: from this time on a request after the other."""
+        await self._sleep_until(self._plan.begin_ns + round(at_s * NS))
         for number, arrival in waiting:
             if self._over():
                 return
@@ -101,13 +119,19 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             for number, arrival in self._plan.arrivals:
                 due_ns = self._plan.begin_ns + round(arrival.at_s * NS)
-                await _sleep_until(due_ns)
+                await self._sleep_until(due_ns)
                 if self._over():
                     return
                 group.create_task(self._send(client, number, arrival, due_ns))
 
+    async def _sleep_until(self, at_ns: int) -> None:
+        """Until then, or until it is told to stop."""
+        left_s = max(0.0, (at_ns - time.monotonic_ns()) / NS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), left_s)
+
     def _over(self) -> bool:
-        return 0 < self._plan.stop_ns <= time.monotonic_ns()
+        return self._stopped.is_set() or 0 < self._plan.stop_ns <= time.monotonic_ns()
 
     async def _send(self, client: AsyncClient, number: int, arrival: Arrival, due_ns: int) -> None:
         plan = self._plan
@@ -134,7 +158,7 @@ class Worker:
                         player.add(len(event.rows), now_ns)
                         if last_ns:
                             gap_s = (now_ns - last_ns) / NS
-                            self._gaps.add(gap_s)
+                            self._gaps[bisect_right(self._marks_ns, now_ns)].add(gap_s)
                             record.longest_gap_s = max(record.longest_gap_s, gap_s)
                         last_ns = now_ns
                     elif isinstance(event, Finished):
@@ -159,18 +183,28 @@ class Worker:
             self._lateness_s.append(max(0.0, (time.monotonic_ns() - due_ns) / NS))
 
 
-async def _sleep_until(at_ns: int) -> None:
-    await asyncio.sleep(max(0.0, (at_ns - time.monotonic_ns()) / NS))
-
-
 def _tell(fields: dict[str, Any]) -> None:
     print(json.dumps(fields), flush=True)
 
 
+async def run_plan() -> None:
+    """Take the plan from stdin and run it."""
+    given = asyncio.StreamReader(PLAN_BYTES)
+    loop = asyncio.get_running_loop()
+    # Closed by the transport, which lives as long as the process.
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(given), sys.stdin)
+    worker = Worker(Plan.from_json((await given.readline()).decode()))
+    stopping = asyncio.create_task(given.read())
+    stopping.add_done_callback(lambda _: worker.stop())
+    try:
+        await worker.run()
+    finally:
+        stopping.cancel()
+
+
 def main() -> None:
-    plan = Plan.from_json(sys.stdin.read())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Worker(plan).run())
+        runner.run(run_plan())
 
 
 if __name__ == "__main__":
