@@ -1,32 +1,33 @@
 """How many streams do two cards carry, as a unit and as two monoliths?
 
-`python -m bench.capacity [--gpu 0,1] [--model random:s2-pro]`: for each mix of requests and each
-system, the most streams at which nothing stalls, every stream has 42 rows/s or more, every
-request ends well and TTFA p95 stays within its limit. Systems: the unit (1P1D, two cards), the
-monolith that computes whole prompts between decode steps, and the monolith with chunks, whose
-size is tuned over a grid (one card each). All get the same prompts, seeds and voices.
-
-A mix without burstiness is a closed loop of N listeners. With it, requests arrive by themselves,
-as many as keep N streams busy at exactly 42 rows/s (Little's law).
+For each mix of requests and each system: the most streams at which nothing stalls, every stream
+has 42 rows/s or more, every request ends well and TTFA p95 stays within its limit. Systems: the
+unit (1P1D, two cards), the monolith that computes whole prompts between decode steps, and the
+monolith with chunks, whose size is tuned over a grid (one card each). All get the same voices,
+lengths and seeds. `bench.pair` runs it; `bench.levels` says how one system is loaded.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from bench.capacity_plot import plot_stalls
-from bench.results import MEASUREMENTS, Report
-from duplet_load.generator import Load, run_load
-from duplet_load.summary import FLOOR, summarize
-from duplet_load.synth import Synth, make_trace
-from duplet_unit.gpus import model_settings, on_gpus
+from bench.levels import Limits, run_levels
+from bench.points import Point, Store, best, next_levels
+from bench.results import Report
+from duplet_client import GenerateError
+from duplet_core.errors import DupletError
+from duplet_load.generator import WORKER
+from duplet_load.summary import FLOOR
+from duplet_load.synth import Synth
+from duplet_unit.events import Event
+from duplet_unit.gpus import on_gpus
 from duplet_unit.unit import (
     MONOLITH_STAGES,
     STAGES,
@@ -37,6 +38,19 @@ from duplet_unit.unit import (
     unit_services,
 )
 from duplet_unit.up import in_background, make_supervisor
+
+MOST_LEVELS = 12
+"""In one run."""
+STEP_SHARE = 0.1
+"""Of the streams that are foretold: from level to level."""
+FIRST_SHARE = 0.6
+FIRST_SHARE_BURSTS = 0.5
+"""Of the streams that are foretold: where a search begins."""
+READY_S = 150.0
+"""No system takes so long to start."""
+LOG_BYTES = 1500
+FAILURES = (RuntimeError, DupletError, GenerateError, OSError)
+"""Of one system; what can be measured without it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +69,27 @@ class System:
     cards: int
     chunk_rows: int = 0
     """Of a monolith; 0: whole prompts."""
+    lb: str = ""
+    """Module that runs as lb; empty: lb itself."""
+    worker: str = WORKER
+    """Module of the client processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One system at one number of streams."""
+class Costs:
+    """What work takes on a card, ms; to foretell where a search begins, never a result."""
 
-    streams: int
-    carried: bool
-    summary: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What counts as carried, and how it is searched for."""
-
-    ttfa_p95_s: float
-    most_streams: int
-    rounds: int
-    """Requests for each stream in one measurement."""
-    processes: int
-    first: int = 1
-    """Streams that are tried first."""
+    step: float
+    stream: float
+    """Of a step: for each stream."""
+    cold: float
+    """A prompt of a new voice."""
+    cached: float
+    """A prompt whose voice is known."""
 
 
 UNIT = System("1P1D", 2)
+UNPACKED = System("1P1D, prompts as JSON", 2, 0, "bench.unpacked_lb", "bench.unpacked_worker")
 MONOLITH = System("monolith", 1)
 
 
@@ -87,12 +97,21 @@ def chunked(chunk_rows: int) -> System:
     return System(f"monolith, chunks of {chunk_rows}", 1, chunk_rows)
 
 
-def mixes(lengths: Mapping[str, int]) -> list[Mix]:
-    """Warm and smooth, half of the voices cold, and bursts."""
-    warm = Synth(voices=30, cold=0.02, burstiness=0.0, seed=11, **lengths)
+def mixes(prompt_rows: Sequence[int], output_rows: Sequence[int]) -> list[Mix]:
+    """Half of the voices cold, warm, and bursts; lengths: least and most rows."""
+    warm = Synth(
+        *(1, 1.0, 0.0),
+        voices=30,
+        cold=0.02,
+        prompt_least=prompt_rows[0],
+        prompt_most=prompt_rows[1],
+        output_least=output_rows[0],
+        output_most=output_rows[1],
+        seed=11,
+    )
     return [
-        Mix("warm, smooth", warm),
         Mix("half cold", replace(warm, cold=0.5)),
+        Mix("warm, smooth", warm),
         Mix("bursts", replace(warm, cold=0.1, burstiness=4.0)),
     ]
 
@@ -101,231 +120,241 @@ def mixes(lengths: Mapping[str, int]) -> list[Mix]:
 async def running(
     system: System, environment: Mapping[str, str], gpus: Sequence[str], longest_prompt: int
 ) -> AsyncIterator[str]:
-    """Start the system, stop it afterwards; its address."""
-    is_unit = system == UNIT
+    """Start the system, stop it afterwards; its address. What its services said last is shown
+    where it does not start or the context fails.
+
+    Raises:
+        RuntimeError, TimeoutError: it does not start.
+    """
+    is_unit = system.cards == UNIT.cards
     chunk_rows = system.chunk_rows or longest_prompt
     settings = {} if is_unit else {"DUPLET_MONOLITH_CHUNK_ROWS": str(chunk_rows)}
     with owned_run_dir(None) as run_dir:
         listen = free_local_address()
         make = unit_services if is_unit else monolith_services
         services = make(run_dir, listen, unit_environment({**environment, **settings}))
+        if system.lb:
+            command = (sys.executable, "-m", system.lb)
+            services = [replace(s, argv=command) if s.name == "lb" else s for s in services]
         if gpus:
             services = on_gpus(services, gpus if is_unit else gpus[:1])
         stages = STAGES if is_unit else MONOLITH_STAGES
-        supervisor = make_supervisor(services, run_dir, lambda _: None, stages)
-        async with in_background(supervisor):
-            if not await supervisor.wait_ready():
-                raise RuntimeError(f"{system.name} does not start: {supervisor.failure}")
-            yield listen
+
+        def tell_trouble(event: Event) -> None:
+            if event.kind in ("exited", "gave_up"):
+                print(f"{system.name}: {event.service} {event.kind} {event.how}", flush=True)
+                _show_logs(run_dir / "logs")
+
+        supervisor = make_supervisor(services, run_dir, tell_trouble, stages)
+        try:
+            async with in_background(supervisor):
+                began_s = time.monotonic()
+                async with asyncio.timeout(READY_S):
+                    is_ready = await supervisor.wait_ready()
+                if not is_ready:
+                    raise RuntimeError(f"{system.name} does not start: {supervisor.failure}")
+                print(f"{system.name}: ready after {time.monotonic() - began_s:.1f} s", flush=True)
+                yield listen
+        except BaseException:
+            _show_logs(run_dir / "logs")
+            raise
 
 
-async def measure(name: str, address: str, mix: Mix, streams: int, limits: Limits) -> Point:
-    """Load the system with so many streams and judge what listeners got."""
-    synth = replace(mix.synth, requests=max(2, streams * limits.rounds))
-    bursts = synth.burstiness > 0
-    if bursts:
-        mean_rows = (synth.output_least + synth.output_most) / 2
-        synth = replace(synth, rate=streams * FLOOR / mean_rows)
-    load = Load(address, limits.processes, 0 if bursts else streams)
-    outcome = await run_load(load, make_trace(synth), lambda _: None)
-    summary = summarize(outcome)
-    if summary["kv_mismatches"]:
-        raise RuntimeError(f"{summary['kv_mismatches']} KV checks failed")
-    failed = sum(not record.well for record in outcome.records)
-    ttfa_s = summary["ttfa_s"]["p95"]
-    carried = (
-        failed == 0
-        and summary["stalls"] == 0
-        and summary["streams_below_floor"] == 0
-        and (ttfa_s is None or ttfa_s <= limits.ttfa_p95_s)
-    )
-    print(
-        f"{name}: {streams} streams: {'carried' if carried else 'not carried'}; {failed} failed, "
-        f"{summary['stalled_streams']} stalled, {summary['streams_below_floor']} below the floor, "
-        f"TTFA p95 {1e3 * (ttfa_s or 0):.0f} ms",
-        flush=True,
-    )
-    return Point(streams, carried, summary)
+def _show_logs(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        if tail := path.read_bytes()[-LOG_BYTES:].decode(errors="replace"):
+            print(f"--- {path.name}\n{tail}", flush=True)
 
 
-async def search(name: str, address: str, mix: Mix, limits: Limits) -> list[Point]:
-    """Measure at 1, 2, 4, … times the first number of streams until some are not carried, then
-    between; in order."""
-    points: dict[int, Point] = {}
-
-    async def carries(streams: int) -> bool:
-        points[streams] = await measure(name, address, mix, streams, limits)
-        return points[streams].carried
-
-    await measure(name, address, mix, 1, limits)  # warms voices and code; not judged
-    low, high = 0, limits.first
-    while high <= limits.most_streams and await carries(high):
-        low, high = high, high * 2
-    high = min(high, limits.most_streams + 1)
-    while high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        if await carries(middle):
-            low = middle
-        else:
-            high = middle
-    return [points[streams] for streams in sorted(points)]
+# --- where a search begins --------------------------------------------------------------
 
 
-def best(points: Sequence[Point]) -> Point | None:
-    """The most streams below which everything was carried; None when not even one was."""
-    found = None
-    for point in points:
-        if not point.carried:
-            break
-        found = point
-    return found
+def read_costs(measured: Path) -> Costs:
+    """Of the model and card of docs/measurements/decode_step.jsonl, by its newest figures."""
+    lines = [json.loads(line) for line in measured.read_text("utf-8").splitlines()]
+    values = {line["case"]: line["value"] for line in lines}
+    one_ms, many_ms = values["decode_step_1x2k_ms"], values["decode_step_128x2k_ms"]
+    stream_ms = (many_ms - one_ms) / 127
+    cold_ms = values["prefill_1500_ms"]
+    cached_ms = cold_ms * values["prefix_hit_over_cold_ratio"]
+    return Costs(one_ms - stream_ms, stream_ms, cold_ms, cached_ms)
 
 
-async def find(
-    system: System,
-    every: Sequence[Mix],
-    limits: Limits,
-    options: argparse.Namespace,
+def foretell(system: System, synth: Synth, costs: Costs) -> int:
+    """At how many streams a row takes as long as the floor allows; at least 1.
+
+    The unit's prefill may not work more than four fifths of the time; a monolith's steps wait
+    for the prompts of all its streams.
+    """
+    row_ms = 1e3 / FLOOR
+    prompt_ms = synth.cold * costs.cold + (1 - synth.cold) * costs.cached
+    mean_rows = (synth.output_least + synth.output_most) / 2
+    if system.cards == 1:
+        return max(1, int((row_ms - costs.step) / (costs.stream + prompt_ms / mean_rows)))
+    by_steps = (row_ms - costs.step) / costs.stream
+    by_prompts = 0.8 * mean_rows * row_ms / prompt_ms
+    return max(1, int(min(by_steps, by_prompts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How capacity is searched for. Borrows the store."""
+
+    store: Store
+    limits: Limits
+    most_streams: int
+    costs: Costs | None
+    """None: levels begin at `first` and rise by `step`."""
+    first: int
+    step: int
+    ends_s: float
+    """On the monotonic clock: nothing is sent later."""
+
+    def levels(self, system: System, mix: Mix) -> list[int]:
+        """What is to be measured next; empty when the search is over."""
+        first, step = self.first, self.step
+        if self.costs is not None:
+            most = min(foretell(system, mix.synth, self.costs), self.most_streams)
+            share = FIRST_SHARE_BURSTS if mix.synth.burstiness else FIRST_SHARE
+            first, step = max(1, round(share * most)), max(1, round(STEP_SHARE * most))
+        points = self.store.points(system.name, mix.name)
+        return next_levels(points, first, step, self.most_streams)[:MOST_LEVELS]
+
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
+
+    @property
+    def least_s(self) -> float:
+        """A run shorter than this tells nothing."""
+        return self.limits.ramp_s + 2 * self.limits.window_s
+
+    async def find(self, system: System, mix: Mix, address: str) -> None:
+        """Measure until what is carried is known, or time is up."""
+        name = f"{system.name}, {mix.name}"
+
+        def keep(point: Point) -> None:
+            known = self.store.points(system.name, mix.name)
+            self.store.add(system.name, mix.name, point)
+            if point.describe() not in [p.describe() for p in known]:
+                print(f"{name}: {point.describe()}", flush=True)
+
+        while levels := self.levels(system, mix):
+            if self.left_s() < self.least_s:
+                print(f"{name}: no time is left for {levels[0]} streams", flush=True)
+                return
+            known = self.store.points(system.name, mix.name)
+            # What is new to this run is new to the system, whose cache outlives the run.
+            synth = replace(mix.synth, label=f"{mix.name}/{levels[0]}/")
+            outcome = await run_levels(
+                *(address, synth, levels, self.limits, keep),
+                most_s=self.left_s(),
+                worker=system.worker,
+            )
+            print(f"{name}: {outcome.kv_checks} KV checks, 0 mismatches", flush=True)
+            if self.store.points(system.name, mix.name) == known:
+                print(f"{name}: no level came to its end", flush=True)
+                return
+
+    def is_over(self, system: System, mix: Mix) -> bool:
+        return not self.levels(system, mix)
+
+
+# --- monoliths, side by side -------------------------------------------------------------
+
+
+async def find_on(
+    search: Search,
+    jobs: Iterable[tuple[System, Sequence[Mix]]],
     gpus: Sequence[str],
-) -> dict[str, list[Point]]:
-    """Points of one system on these GPUs, by mix."""
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")},
-        "DUPLET_DECODE_SLOTS": str(limits.most_streams),
-        "DUPLET_MONOLITH_SLOTS": str(limits.most_streams),
-        "DUPLET_LOG_LEVEL": "warning",
-        **model_settings(options.model),
-        **dict(setting.split("=", 1) for setting in options.set),
-    }
-    found = {}
-    for mix in every:
-        # A fresh one for each mix: its prefix cache is empty again.
-        async with running(system, environment, gpus, mix.synth.prompt_most) as address:
-            found[mix.name] = await search(f"{system.name}, {mix.name}", address, mix, limits)
-    return found
+    environment: Mapping[str, str],
+    longest_prompt: int,
+    on_found: Callable[[System, Mix], None],
+) -> int:
+    """Search these systems in these mixes, each on the next GPU that is free; without GPUs, or
+    where systems take more than one, one after the other.
+
+    A system whose searches are over is not started; one that fails leaves its GPU to the next
+    and gets its other mixes later. `on_found` hears of each search that ended. How often systems
+    failed.
+    """
+    failed = 0
+    waiting = [(s, [m for m in of if not search.is_over(s, m)]) for s, of in jobs]
+    waiting = [(system, of) for system, of in waiting if of]
+    each = all(system.cards == 1 for system, _ in waiting)
+    shares = [[gpu] for gpu in gpus] if each and gpus else [gpus]
+
+    async def work(own: Sequence[str]) -> None:
+        nonlocal failed
+        while waiting and search.left_s() > search.least_s:
+            system, of = waiting.pop(0)
+            left = list(of)
+            try:
+                async with running(system, environment, own, longest_prompt) as address:
+                    while left:
+                        mix = left.pop(0)
+                        await search.find(system, mix, address)
+                        on_found(system, mix)
+            except* FAILURES as errors:
+                tell_failure(system.name, errors)
+                failed += 1
+                # One that does not even start would not do so later.
+                if 0 < len(left) < len(of):
+                    waiting.append((system, left))
+
+    async with asyncio.TaskGroup() as group:
+        for own in shares:
+            group.create_task(work(own))
+    for system, of in waiting:
+        print(f"{system.name}: no time was left for {', '.join(m.name for m in of)}", flush=True)
+    return failed
 
 
-async def find_all(
-    systems: Sequence[System], every: Sequence[Mix], limits: Limits, options: argparse.Namespace
-) -> dict[System, dict[str, list[Point]]]:
-    """Points of all systems. Where there is a GPU for each, monoliths run side by side."""
-    gpus = options.gpu.split(",") if options.gpu else []
-    found: dict[System, dict[str, list[Point]]] = {}
-    waiting = list(systems)
-    while waiting:
-        side_by_side = [waiting.pop(0)]
-        own = [gpus]
-        if side_by_side[0] != UNIT and len(gpus) > 1:
-            side_by_side += waiting[: len(gpus) - 1]
-            own = [[gpu] for gpu in gpus]
-            waiting = waiting[len(gpus) - 1 :]
-        turn = [find(s, every, limits, options, g) for s, g in zip(side_by_side, own, strict=False)]
-        found |= dict(zip(side_by_side, await asyncio.gather(*turn), strict=True))
-    return found
+def tell_failure(name: str, errors: BaseExceptionGroup[BaseException]) -> None:
+    """Say what went wrong."""
+    for error in errors.exceptions:
+        print(f"{name} FAILED: {error!r}", flush=True)
 
 
-def pick_chunk(tried: Mapping[System, Mapping[str, list[Point]]], mix: str) -> System:
+def pick_chunk(store: Store, systems: Sequence[System], mix: Mix) -> System:
     """The chunk size that carries most; of equal ones, that with the earlier audio."""
 
     def worth(system: System) -> tuple[int, float]:
-        point = best(tried[system][mix])
-        return (0, 0.0) if point is None else (point.streams, -_ttfa(point))
+        point = best(store.points(system.name, mix.name))
+        return (0, 0.0) if point is None else (point.streams, -(point.ttfa_p95_s or 0.0))
 
-    return max(tried, key=worth)
-
-
-def _ttfa(point: Point) -> float:
-    return float(point.summary["ttfa_s"]["p95"] or 0.0)
+    return max(systems, key=worth)
 
 
-def report_mix(report: Report, mix: str, found: Mapping[System, Mapping[str, list[Point]]]) -> None:
-    """The mix's lines: what each system carries, then the ratios per card."""
-    per_card: dict[str, float] = {}
-    gap_s: dict[str, float] = {}
-    tuned = pick_chunk({s: f for s, f in found.items() if s not in (UNIT, MONOLITH)}, mix)
-    for name, system in (("pd", UNIT), ("monolith", MONOLITH), ("chunked_monolith", tuned)):
-        point = best(found[system][mix])
-        streams = 0 if point is None else point.streams
-        report.add(f"{mix}: {system.name}: streams carried", streams, "streams")
-        per_card[name] = streams / system.cards
-        report.add(f"{mix}: {system.name}: streams a card", per_card[name], "streams")
-        if point is None:
+# --- results -----------------------------------------------------------------------------
+
+
+def report_system(report: Report, store: Store, system: System, mix: Mix) -> None:
+    """The lines of one system in one mix."""
+    points = store.points(system.name, mix.name)
+    if not points:
+        return
+    name = f"{mix.name}: {system.name}"
+    point = best(points)
+    streams = 0 if point is None else point.streams
+    at_least = "" if any(not p.carried for p in points) else " at least"
+    report.add(f"{name}: streams carried{at_least}", streams, "streams")
+    report.add(f"{name}: streams a card{at_least}", streams / system.cards, "streams")
+    if point is None:
+        return
+    report.add(f"{name}: TTFA p95", 1e3 * (point.ttfa_p95_s or 0.0), "ms")
+    report.add(f"{name}: row gap p99", 1e3 * (point.gap_p99_s or 0.0), "ms")
+    report.add(f"{name}: slowest 1 % of streams", point.rate_p1 or 0.0, "rows/s")
+
+
+def report_ratios(report: Report, store: Store, tuned: System, mix: Mix) -> None:
+    """Unit over monoliths, for each that was measured."""
+    unit = best(store.points(UNIT.name, mix.name))
+    for name, system in (("monolith", MONOLITH), ("chunked_monolith", tuned)):
+        other = best(store.points(system.name, mix.name))
+        if unit is None or other is None:
             continue
-        report.add(f"{mix}: {system.name}: TTFA p95", 1e3 * _ttfa(point), "ms")
-        gap_s[name] = float(point.summary["gap_s"]["p99"] or 0.0)
-        report.add(f"{mix}: {system.name}: row gap p99", 1e3 * gap_s[name], "ms")
-    for other in ("monolith", "chunked_monolith"):
-        if per_card[other]:
-            ratio = per_card["pd"] / per_card[other]
-            report.add(f"{mix}: capacity_per_card_pd_over_{other}", ratio, "ratio")
-    if gap_s.get("chunked_monolith") and "pd" in gap_s:
-        ratio = gap_s["pd"] / gap_s["chunked_monolith"]
-        report.add(f"{mix}: row_gap_p99_pd_over_chunked_monolith", ratio, "ratio")
-
-
-async def run(options: argparse.Namespace) -> Report:
-    """Measure all systems; the report has the table."""
-    limits = Limits(
-        options.ttfa_ms / 1e3, options.most, options.rounds, options.processes, options.first
-    )
-    lengths = dict(zip(("prompt_least", "prompt_most"), options.prompt_rows, strict=True))
-    lengths |= dict(zip(("output_least", "output_most"), options.output_rows, strict=True))
-    every = [mix for mix in mixes(lengths) if options.mix in mix.name][: options.mixes]
-    systems = [UNIT, MONOLITH, *(chunked(rows) for rows in options.chunks)]
-    found = await find_all(systems, every, limits, options)
-    where = f"GPUs {options.gpu}" if options.gpu else "CPU"
-    workload = (
-        f"{options.model} on {where}, prompts of {options.prompt_rows[0]} to "
-        f"{options.prompt_rows[1]} rows, {options.output_rows[0]} to {options.output_rows[1]} rows "
-        f"of output, TTFA p95 within {options.ttfa_ms:g} ms"
-    )
-    report = Report("capacity", workload)
-    for mix in every:
-        report_mix(report, mix.name, found)
-    options.out.mkdir(parents=True, exist_ok=True)
-    curves = {
-        mix.name: {
-            system.name: [(p.streams / system.cards, _stalled(p)) for p in found[system][mix.name]]
-            for system in systems
-        }
-        for mix in every
-    }
-    plot_stalls(curves, options.out / "capacity.svg")
-    return report
-
-
-def _stalled(point: Point) -> float:
-    """Share of streams that stalled or were too slow."""
-    wrong = max(point.summary["stalled_streams"], point.summary["streams_below_floor"])
-    return float(wrong / max(1, point.summary["requests"]))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--small", action="store_true", help="a run of a minute on a CPU")
-    parser.add_argument("--gpu", default="", help="prefill's and decode's GPU, such as 0,1")
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--set", action="append", default=[], metavar="DUPLET_NAME=VALUE")
-    parser.add_argument("--most", type=int, default=128, help="streams that are tried at most")
-    parser.add_argument("--first", type=int, default=1, help="streams that are tried first")
-    parser.add_argument("--rounds", type=int, default=4, help="requests for each stream")
-    parser.add_argument("--processes", type=int, default=min(8, os.cpu_count() or 1))
-    parser.add_argument("--ttfa-ms", type=float, default=500.0)
-    parser.add_argument("--prompt-rows", type=int, nargs=2, default=(1_000, 2_000))
-    parser.add_argument("--output-rows", type=int, nargs=2, default=(126, 420))
-    parser.add_argument("--chunks", type=int, nargs="+", default=[128, 256, 512, 1_024])
-    parser.add_argument("--mixes", type=int, default=3, help="how many of the mixes")
-    parser.add_argument("--mix", default="", help="only mixes with this in their name")
-    parser.add_argument("--out", type=Path, default=MEASUREMENTS)
-    options = parser.parse_args()
-    if options.small:
-        options.most, options.rounds, options.processes = 1, 1, 1
-        options.prompt_rows, options.output_rows = (40, 80), (10, 20)
-        options.chunks, options.mixes, options.ttfa_ms = [32], 1, 60_000.0
-    report = asyncio.run(run(options))
-    report.save(options.out)
-    print(report.table())
-
-
-if __name__ == "__main__":
-    main()
+        ratio = (unit.streams / UNIT.cards) / (other.streams / system.cards)
+        report.add(f"{mix.name}: capacity_per_card_pd_over_{name}", ratio, "ratio")
+        if unit.gap_p99_s and other.gap_p99_s:
+            ratio = unit.gap_p99_s / other.gap_p99_s
+            report.add(f"{mix.name}: row_gap_p99_pd_over_{name}", ratio, "ratio")

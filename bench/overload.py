@@ -119,7 +119,9 @@ async def run(options: argparse.Namespace) -> Report:
 
         listeners = 1
         while listeners <= options.most:
-            fill = make_trace(replace(synth, requests=2 * listeners))
+            # With prompts of its own, or prefill's cache would have all of a later phase.
+            label = f"{listeners} listeners/"
+            fill = make_trace(replace(synth, requests=2 * listeners, label=label))
             if (await phase(f"{listeners} listeners", fill, listeners)).refused:
                 break
             listeners *= 2
@@ -128,7 +130,8 @@ async def run(options: argparse.Namespace) -> Report:
         report_phase(report, fell)
         mean_rows = (synth.output_least + synth.output_most) / 2
         rate = 3 * max(1, len(fell.admitted)) * FLOOR / mean_rows
-        flood = replace(synth, rate=rate, requests=round(rate * options.seconds), burstiness=1.0)
+        requests = round(rate * options.seconds)
+        flood = replace(synth, rate=rate, requests=requests, burstiness=1.0, label="flood/")
         flooded = await phase("3 x capacity", make_trace(flood))
         report_phase(report, flooded)
     checks = fell.outcome.kv_checks + flooded.outcome.kv_checks

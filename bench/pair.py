@@ -1,0 +1,154 @@
+"""All figures of a unit beside two monoliths on the same cards, from one command.
+
+`python -m bench.pair --gpu 0,1 --model random:s2-pro --budget-s 560 --replay TRACE`. Items, in
+this order: `unit` (how many streams it carries, by mix), `waterfall` (where requests' time goes
+at 60 % of that and in a burst), `replay` (a slice of a trace), `unpacked` (the unit with prompts
+as JSON), `monoliths` (how many streams they carry). The first three are one life of one unit.
+
+Everything is in `--out` as soon as it is known, and what is there is not measured again: a run
+that is cut, by its budget or from outside, goes on with the same command. `bench.pair_figures`
+makes tables and pictures of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from bench.capacity import FAILURES, UNIT, Search, mixes, read_costs, running, tell_failure
+from bench.levels import Limits
+from bench.pair_items import (
+    NAME,
+    POINTS,
+    Bench,
+    is_done,
+    measure_monoliths,
+    measure_replay,
+    measure_unit,
+    measure_unpacked,
+    measure_waterfall,
+    report_checks,
+)
+from bench.points import Store
+from bench.processes import clean_environment
+from bench.results import MEASUREMENTS, ROOT
+from duplet_unit.gpus import model_settings
+
+ITEMS = ("unit", "waterfall", "replay", "unpacked", "monoliths")
+
+
+async def run_on_unit(bench: Bench, items: Sequence[str]) -> int:
+    """These items on one unit; on a fresh one after an item that failed. How many failed."""
+    known: dict[str, Callable[[Bench, str], Awaitable[None]]] = {
+        "unit": measure_unit,
+        "waterfall": measure_waterfall,
+        "replay": measure_replay,
+    }
+    waiting = [item for item in items if item in known and not is_done(bench, item)]
+    failed = 0
+    while waiting and bench.has_time(waiting[0]):
+        item = waiting[0]
+        try:
+            longest = bench.longest_prompt
+            async with running(UNIT, bench.environment, bench.gpus, longest) as address:
+                while waiting:
+                    item = waiting.pop(0)
+                    await known[item](bench, address)
+                await report_checks(bench, address)
+        except* FAILURES as errors:
+            waiting = [name for name in waiting if name != item]
+            failed += 1
+            tell_failure(item, errors)
+    return failed
+
+
+async def run(bench: Bench) -> int:
+    """All items that were asked for. How many failed."""
+    items = bench.options.items
+    failed = await run_on_unit(bench, items)
+    if "unpacked" in items:
+        failed += await measure_unpacked(bench)
+    if "monoliths" in items:
+        failed += await measure_monoliths(bench)
+    return failed
+
+
+def make_bench(options: argparse.Namespace) -> Bench:
+    """From the command line; its time counts from here."""
+    gpus = options.gpu.split(",") if options.gpu else []
+    workload = (
+        f"{options.model} on {f'GPUs {options.gpu}' if gpus else 'CPU'}, prompts of "
+        f"{options.prompt_rows[0]} to {options.prompt_rows[1]} rows of which three quarters are "
+        f"a voice's, {options.output_rows[0]} to {options.output_rows[1]} rows of output, TTFA "
+        f"p95 within {options.ttfa_ms:g} ms, {options.window_s:g} s a level"
+    )
+    ends_s = time.monotonic() + options.budget_s
+    store = Store(options.out / POINTS, workload)
+    limits = Limits(options.ttfa_ms / 1e3, options.ramp_s, options.window_s, options.processes)
+    costs = read_costs(MEASUREMENTS / "decode_step.jsonl") if gpus and not options.first else None
+    steps = (costs, options.first or 1, options.step)
+    slots = {f"DUPLET_{name}_SLOTS": str(options.most) for name in ("DECODE", "MONOLITH")}
+    environment = {
+        **clean_environment(slots),
+        # The search finds where the floor breaks; a unit that refuses before would hide it.
+        "DUPLET_DECODE_FLOOR_ROWS_PER_S": "0",
+        "DUPLET_LOG_LEVEL": "warning",
+        **model_settings(options.model),
+        **dict(setting.split("=", 1) for setting in options.set),
+    }
+    search = Search(store, limits, options.most, *steps, ends_s)
+    every = mixes(options.prompt_rows, options.output_rows)[: options.mixes]
+    return Bench(options, search, every, environment, gpus, workload)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    cores = os.cpu_count() or 1
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--items", type=lambda text: text.split(","), default=list(ITEMS), help="default: all")
+    add("--budget-s", type=float, default=3_600.0, help="nothing is sent later")
+    add("--gpu", default="", help="prefill's and decode's GPU, such as 0,1")
+    add("--model", default="tiny")
+    add("--set", action="append", default=[], metavar="DUPLET_NAME=VALUE")
+    add("--most", type=int, default=256, help="slots, and streams that are tried at most")
+    add("--first", type=int, default=0, help="streams that are tried first; 0 on GPUs: foretold")
+    add("--step", type=int, default=1, help="between levels, with --first")
+    add("--ramp-s", type=float, default=6.0, help="over which the first streams begin")
+    add("--window-s", type=float, default=9.0, help="a level lasts")
+    add("--processes", type=int, default=max(1, min(8, cores // 4)), help="of clients")
+    add("--ttfa-ms", type=float, default=500.0)
+    add("--prompt-rows", type=int, nargs=2, default=(1_000, 2_000))
+    add("--output-rows", type=int, nargs=2, default=(126, 420))
+    add("--chunks", type=int, nargs="+", default=[256, 512, 1_024])
+    add("--mixes", type=int, default=3, help="how many of them")
+    add("--replay", type=Path, help="trace; needed for the item replay")
+    add("--replay-from-s", type=float, default=0.0)
+    add("--replay-s", type=float, default=240.0)
+    add("--replay-speed", type=float, default=1.0)
+    add("--replay-rows", type=int, nargs=2, default=(21, 630), help="of output")
+    add("--out", type=Path, default=ROOT / "run" / NAME)
+    return parser
+
+
+def main() -> int:
+    parser = make_parser()
+    options = parser.parse_args()
+    if unknown := [item for item in options.items if item not in ITEMS]:
+        parser.error(f"--items {','.join(unknown)}: known are {','.join(ITEMS)}")
+    if "replay" in options.items and (options.replay is None or not options.replay.exists()):
+        parser.error(f"--replay {options.replay}: the item replay needs a trace")
+    failed = asyncio.run(run(make_bench(options)))
+    print(f"{failed} items failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
