@@ -33,6 +33,7 @@ from duplet_unit.unit import (
     unit_environment,
     unit_services,
 )
+from tests.last_words import LastWords
 
 POLL_S = 0.03
 LIMIT_S = 40.0
@@ -314,7 +315,8 @@ async def live_unit(
         try:
             assert await unit.supervisor.wait_ready(), unit.describe_failure()
             await unit.wait_serving()
-            yield unit
+            with LastWords(run_dir / "logs"):
+                yield unit
             assert not unit.complaints(), unit.complaints()[0][:3000]
         finally:
             unit.supervisor.drain()

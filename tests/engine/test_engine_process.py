@@ -150,6 +150,19 @@ def test_a_fault_of_the_whole_engine_ends_the_process(processes: list[Process]) 
     assert "InvariantError: more than 1 streams" in errors
 
 
+def test_a_signal_that_ends_the_engine_leaves_the_line_that_it_was_at(
+    processes: list[Process],
+) -> None:
+    decode = Process(config("decode"))
+    processes.append(decode)
+    decode.receive_ready()[1].close()
+    decode.child.send_signal(signal.SIGSEGV)
+    code, errors = decode.end()
+    assert code == -signal.SIGSEGV
+    assert errors.startswith("Fatal Python error: Segmentation fault")
+    assert "process.py" in errors
+
+
 def test_an_unknown_model_is_refused(processes: list[Process]) -> None:
     process = Process(EngineConfig(role="prefill", model="huge"))
     processes.append(process)

@@ -10,6 +10,7 @@ from duplet_unit.gpus import on_gpus
 from duplet_unit.unit import MONOLITH_STAGES, free_local_address, monolith_services, owned_run_dir
 from duplet_unit.up import in_background, make_supervisor
 from tests.e2e.live_unit import clean_environment, pids_of_run_dir
+from tests.last_words import LastWords
 
 
 @asynccontextmanager
@@ -29,6 +30,7 @@ async def live_monolith(
         supervisor = make_supervisor(services, run_dir, events.append, MONOLITH_STAGES)
         async with in_background(supervisor) as running:
             assert await supervisor.wait_ready(), supervisor.failure
-            yield listen
+            with LastWords(run_dir / "logs"):
+                yield listen
         assert running.result(), f"the monolith did not end by itself: {events[-1]}"
         assert pids_of_run_dir(run_dir) == set(), "processes are left behind"

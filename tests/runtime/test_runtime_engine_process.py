@@ -95,6 +95,7 @@ async def test_exit_before_ready(start: Any) -> None:
     with pytest.raises(Unavailable) as caught:
         await engine.ready()
     assert caught.value.reason == Reason.ENGINE_FAILED
+    assert caught.value.detail.endswith("exit code 3")
     assert await engine.stop() == 3
     assert list(told) == [], "whoever waits for Ready has heard it"
 

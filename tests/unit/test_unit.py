@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from duplet_runtime.fate import describe_exit
 from duplet_runtime.settings import SettingsError
-from duplet_unit.events import Event, describe_exit
+from duplet_unit.events import Event
 from duplet_unit.report import ConsoleReport, JsonReport, follow_logs
 from duplet_unit.unit import (
     MONOLITH_STAGES,

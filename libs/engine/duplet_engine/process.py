@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -30,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     non-zero code.
     """
     parent = os.getppid()
+    # Where a signal ends the process, the log has the line of Python that it was at.
+    faulthandler.enable()
     parser = argparse.ArgumentParser(prog="duplet_engine")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument("--link-fd", required=True, type=int, help="the inherited link")

@@ -29,6 +29,7 @@ from duplet_pages.engine_config import (
 from duplet_runtime.engine_meter import EngineMeter
 from duplet_runtime.engine_process import EngineProcess, EngineReady
 from duplet_runtime.executor import Executor
+from duplet_runtime.fate import describe_exit
 from duplet_runtime.machine import Machine
 from duplet_runtime.metrics import Metrics
 from duplet_runtime.peers import Acceptor
@@ -175,4 +176,5 @@ class EngineHost:
         self.executor.feed(FromEngineEvent(message))
 
     def _engine_exited(self, code: int) -> None:
-        self.service.fail(Unavailable(Reason.ENGINE_FAILED, f"the engine exited with {code}"))
+        how = describe_exit(code)
+        self.service.fail(Unavailable(Reason.ENGINE_FAILED, f"the engine ended: {how}"))

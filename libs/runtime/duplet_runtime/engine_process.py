@@ -14,6 +14,7 @@ from duplet_core.engine import FromEngine, Ready, Shutdown
 from duplet_core.errors import Reason, Unavailable
 from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.async_link import AsyncLink
+from duplet_runtime.fate import describe_exit
 from duplet_runtime.logs import get_logger
 from duplet_runtime.settings import BAD_SETTINGS_EXIT, SettingsError
 
@@ -127,7 +128,8 @@ class EngineProcess:
     def _reap(self) -> None:
         self._loop.remove_reader(self.pidfd)
         code = self._child.wait()
-        _log.info("engine exited", pid=self._child.pid, returncode=code)
+        tell = _log.info if self._stopping else _log.error
+        tell("engine exited", pid=self._child.pid, how=describe_exit(code))
         self._exited.set_result(code)
         if not self._ready.done():
             self._ready.set_exception(_why_not_ready(code))
@@ -140,4 +142,6 @@ class EngineProcess:
 def _why_not_ready(code: int) -> Exception:
     if code == BAD_SETTINGS_EXIT:
         return SettingsError("the engine cannot start with these settings")
-    return Unavailable(Reason.ENGINE_FAILED, f"engine exited with {code} before it was ready")
+    return Unavailable(
+        Reason.ENGINE_FAILED, f"the engine ended before it was ready: {describe_exit(code)}"
+    )

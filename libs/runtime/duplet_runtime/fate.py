@@ -22,3 +22,13 @@ def die_with_parent() -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended; `code` is negative for a signal, as in `subprocess`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -29,7 +28,7 @@ class Event:
     service: str | None = None
     pid: int | None = None
     how: str | None = None
-    """How a process ended: see `describe_exit`."""
+    """How a process ended: see `duplet_runtime.fate.describe_exit`."""
     restarts: int | None = None
     delay_s: float | None = None
     detail: str | None = None
@@ -43,13 +42,3 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
-
-
-def describe_exit(code: int) -> str:
-    """Say how a process ended; `code` is negative for a signal, as in `subprocess`."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

@@ -14,8 +14,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from duplet_runtime.fate import describe_exit
 from duplet_runtime.settings import BAD_SETTINGS_EXIT
-from duplet_unit.events import Event, describe_exit
+from duplet_unit.events import Event
 
 CRASH_LOOP = 3
 """Fast deaths in a row from which on a service is said to crash in a loop."""

@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from duplet_runtime.fate import describe_exit
 from duplet_runtime.settings import BAD_SETTINGS_EXIT
-from duplet_unit.events import Event, OnEvent, describe_exit
+from duplet_unit.events import Event, OnEvent
 
 COMPLAINT_BYTES = 65_536
 """A service that cannot start says why within so much of its log."""
