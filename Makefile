@@ -125,17 +125,17 @@ voice-data: $(STAMP)  ## texts, speech and codes for training/; VOICE_TEXTS=n VO
 	  --hours $(VOICE_HOURS) --out $(VOICE)/speech
 	@$(BIN)/python -m training.make_codes --shards $(VOICE)/speech --out $(VOICE)/codes
 
-voice-train:  ## a voice's weights, on this machine's GPU; VOICE_SECONDS=n
+voice-train:  ## a voice's weights, on this machine's GPU; VOICE_SECONDS=n VOICE_TRAIN="options"
 	@mkdir -p $(WREN)
 	@for f in config generation_config phonemes; do \
 	  [ -e $(WREN)/$$f.json ] || cp models/duplet_models/wren/$$f.json $(WREN)/; \
 	done
 	@$(BIN)/python -m training.train_model --codes $(VOICE)/codes/codes.npz --model $(WREN) \
-	  --seconds $(VOICE_SECONDS) --out $(VOICE)/weights
+	  --seconds $(VOICE_SECONDS) --out $(VOICE)/weights $(VOICE_TRAIN)
 	@cp $(VOICE)/weights/model.safetensors $(VOICE)/codes/codec.safetensors $(WREN)/
 	@$(BIN)/python -m training.make_voices --model $(WREN)
 
-voice-eval: $(STAMP)  ## docs/measurements/voice.md: phoneme error rates of held-out texts
+voice-eval: $(STAMP)  ## docs/measurements/voice.md: phoneme error rates; VOICE_EVAL="options"
 	@$(BIN)/python -m bench.voice --model $(WREN) --texts $(VOICE)/held-out.jsonl $(VOICE_EVAL)
 
 bench-admission: $(STAMP)  ## what it costs to take a prompt

@@ -232,7 +232,9 @@ def score_voices(
             scores.of(f"model, {group}").add(heard, reference)
             codes = code_speech(teacher, text, SPEAKERS[voice], tensors)
             alone = speak_features(codec.features(codes))
-            scores.of(f"codec alone, {voice}").add(recogniser.hear(alone, SAMPLE_RATE), reference)
+            heard_alone = recogniser.hear(alone, SAMPLE_RATE)
+            scores.of(f"codec alone, {voice}").add(heard_alone, reference)
+            scores.of(f"codec alone, {group}").add(heard_alone, reference)
             if voice == voices[0]:
                 clean = teacher.read(teacher.phonemes(text))[0]
                 scores.of("teacher").add(recogniser.hear(clean, TEACHER_RATE), reference)

@@ -200,10 +200,9 @@ def main() -> None:
     corpus = Corpus.read(args.codes, symbols)
     held = np.arange(len(corpus.phonemes)) % _HELD_EVERY == 0
     drawer = Drawer(corpus, np.flatnonzero(held), seed=1, lesson=Lesson(noise=0.0))
-    drawn, rng = draw_batches(drawer, _VALIDATION_ROWS, seed=1), np.random.default_rng(1)
-    left_out = [
-        Exercise.make(next(drawn), rng, _VALIDATION_ROWS) for _ in range(_VALIDATION_BATCHES)
-    ]
+    rows = min(_VALIDATION_ROWS, args.batch_rows)
+    drawn, rng = draw_batches(drawer, rows, seed=1), np.random.default_rng(1)
+    left_out = [Exercise.make(next(drawn), rng, rows) for _ in range(_VALIDATION_BATCHES)]
     easy_share = 0.0 if args.start is not None else _EASY_SHARE
     loader = DataLoader(
         Batches(corpus, np.flatnonzero(~held), args.batch_rows, args.seconds, easy_share),

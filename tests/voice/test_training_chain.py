@@ -77,7 +77,6 @@ def test_features_become_a_model_that_the_engine_reads(
     write_speech(speech)
     write_model(model)
     run(make_codes.main, "--shards", speech, "--rounds", 1, "--out", codes, "--device", "cpu")
-    monkeypatch.setattr(train_model, "_VALIDATION_ROWS", 256)
     monkeypatch.setattr(train_model, "_VALIDATION_BATCHES", 2)
     common = ("--codes", codes / "codes.npz", "--model", model, "--batch-rows", 256, "--workers", 0)
     options = (*common, "--seconds", 1, "--validate-every", 0.3, "--device", "cpu")
