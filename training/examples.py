@@ -38,6 +38,8 @@ class Corpus:
     """Of each voice, [rows, 10], recordings one after the other."""
     firsts: list[NDArray[np.int64]]
     """Of each voice: where each recording's rows begin, and the end of the last."""
+    places: NDArray[np.int64]
+    """Of each recording, its number in its file."""
     space: int
     """Token id of what stands between joined texts."""
 
@@ -59,6 +61,7 @@ class Corpus:
             firsts=[
                 np.concatenate(([0], np.cumsum(voice))) for voice in np.concatenate(counts, axis=1)
             ],
+            places=np.concatenate([np.arange(part.shape[1]) for part in counts]),
             space=symbols[" "],
         )
 

@@ -90,11 +90,32 @@ def write_codes(
     )
 
 
+def choose_voices(
+    rng: np.random.Generator, recordings: int, each: int, beside: Path | None
+) -> NDArray[np.bool_]:
+    """Which voices say which recordings, [voices, recordings]: so many of each, in random order,
+    and none in which the recording is in `beside`, a file of codes of the same shards.
+
+    Raises:
+        ValueError: that file is of other shards.
+    """
+    ranks = rng.permuted(np.tile(np.arange(len(SPEAKERS)), (recordings, 1)), axis=1).T
+    if beside is not None:
+        with np.load(beside) as file:
+            known = file["rows"] > 0
+        if known.shape != ranks.shape:
+            raise ValueError(f"{beside}: {known.shape[1]} recordings, the shards have {recordings}")
+        ranks = np.where(known, len(SPEAKERS), ranks).argsort(axis=0).argsort(axis=0)
+        ranks = np.where(known, len(SPEAKERS), ranks)
+    return np.asarray(ranks < each)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=Path, required=True)
     parser.add_argument("--codec", type=Path, help="an existing one; fitted where not given")
     parser.add_argument("--voices-each", type=int, default=len(SPEAKERS), help="of a recording")
+    parser.add_argument("--beside", type=Path, help="codes of these shards, in other voices")
     parser.add_argument("--sample-rows", type=int, default=400_000, help="that the codec sees")
     parser.add_argument("--rounds", type=int, default=_ROUNDS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -106,26 +127,32 @@ def main() -> None:
     frames = frames.to(args.device)
     firsts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
     rng = np.random.default_rng(1)
-    rows, counts = [], []
-    ranks = rng.permuted(np.tile(np.arange(len(SPEAKERS)), (len(lengths), 1)), axis=1)
-    for rank, speaker in zip(ranks.T, SPEAKERS.values(), strict=True):
+    wanted = choose_voices(rng, len(lengths), args.voices_each, args.beside)
+    places, counts = [], []
+    for speaker, chosen in zip(SPEAKERS.values(), wanted, strict=True):
         offsets = rng.integers(0, STACK, len(lengths))
         # A recording that is not for this voice has no rows in it.
-        places = [
-            place_rows(length if turn < args.voices_each else 0, speaker.tempo, int(offset))
-            for length, offset, turn in zip(lengths, offsets, rank, strict=True)
+        placed = [
+            place_rows(length if is_chosen else 0, speaker.tempo, int(offset))
+            for length, offset, is_chosen in zip(lengths, offsets, chosen, strict=True)
         ]
-        counts.append([len(place) // STACK for place in places])
-        whole = np.concatenate([p + first for p, first in zip(places, firsts, strict=True)])
-        rows.append(take_rows(frames, torch.from_numpy(whole).to(args.device), speaker))
+        counts.append([len(place) // STACK for place in placed])
+        places.append(np.concatenate([p + first for p, first in zip(placed, firsts, strict=True)]))
+
+    def take(voice: int) -> Tensor:
+        there = torch.from_numpy(places[voice]).to(args.device)
+        return take_rows(frames, there, list(SPEAKERS.values())[voice])
+
     if args.codec is None:
-        every = torch.cat(rows)
-        chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(1))
-        codec = fit_codec(every[chosen[: args.sample_rows].to(args.device)], args.rounds)
+        every = torch.cat([take(voice) for voice in range(len(SPEAKERS))])
+        sample = torch.randperm(len(every), generator=torch.Generator().manual_seed(1))
+        codec = fit_codec(every[sample[: args.sample_rows].to(args.device)], args.rounds)
         save_codec(codec, args.out / "codec.safetensors")
+        del every
     else:
         codec = load_file(args.codec)
-    codes = torch.cat([encode_features(part, codec) for part in rows]).cpu().numpy()
+    voices = [encode_features(take(voice), codec).cpu() for voice in range(len(SPEAKERS))]
+    codes = torch.cat(voices).numpy()
     write_codes(args.out / "codes.npz", codes, np.array(counts), phonemes)
     took = time.monotonic() - began
     print(f"{len(phonemes)} recordings, {len(codes)} rows of all voices coded in {took:.0f} s")

@@ -33,7 +33,8 @@ from training.examples import (
 )
 
 _HELD_EVERY = 50
-"""One recording of so many is left out, for validation."""
+"""One recording of so many is left out, for validation, by its number in its file of codes: the
+same one in every file of the same shards."""
 _VALIDATION_BATCHES, _VALIDATION_ROWS = 16, 6_144
 _WARM_STEPS = 200
 _RESIDUAL_WEIGHT, _EARLY_RESIDUAL_WEIGHT = 1.0, 0.3
@@ -198,7 +199,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     symbols = json.loads((args.model / "phonemes.json").read_text())
     corpus = Corpus.read(args.codes, symbols)
-    held = np.arange(len(corpus.phonemes)) % _HELD_EVERY == 0
+    held = corpus.places % _HELD_EVERY == 0
     drawer = Drawer(corpus, np.flatnonzero(held), seed=1, lesson=Lesson(noise=0.0))
     rows = min(_VALIDATION_ROWS, args.batch_rows)
     drawn, rng = draw_batches(drawer, rows, seed=1), np.random.default_rng(1)

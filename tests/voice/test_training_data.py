@@ -24,7 +24,7 @@ from training.examples import (
     Lesson,
     make_batch,
 )
-from training.make_codes import write_codes
+from training.make_codes import choose_voices, write_codes
 from training.quantiser import decode, encode, fit_books, pack_codes, unpack_codes
 from training.speak import split_phonemes
 from training.speakers import SPEAKERS, Speaker, place_rows, take_rows
@@ -134,7 +134,7 @@ def make_corpus() -> Corpus:
         codes.append(rows)
         firsts.append(np.concatenate(([0], np.cumsum(lengths))))
     phonemes = [np.full(3, 20 + r, np.int16) for r in range(12)]
-    return Corpus(phonemes, codes, firsts, space=16)
+    return Corpus(phonemes, codes, firsts, np.arange(12), space=16)
 
 
 def test_recordings_of_several_files_stand_one_after_the_other(tmp_path: Path) -> None:
@@ -150,10 +150,25 @@ def test_recordings_of_several_files_stand_one_after_the_other(tmp_path: Path) -
         parts.append([[next(rows) for _ in texts] for _ in counts])
     corpus = Corpus.read(paths, {"a": 7, "b": 8, " ": 9})
     assert [p.tolist() for p in corpus.phonemes] == [[7], [7, 8], [8], [8, 7], [7, 8, 8]]
+    assert corpus.places.tolist() == [0, 1, 0, 1, 2]
     for voice in range(2):
         recordings = parts[0][voice] + parts[1][voice]
         for number, codes in enumerate(recordings):
             assert (corpus.rows_of(voice, number) == codes).all()
+
+
+def test_voices_beside_a_file_are_those_that_it_lacks(tmp_path: Path) -> None:
+    first = choose_voices(np.random.default_rng(1), 40, 2, None)
+    assert first.shape == (4, 40)
+    assert (first.sum(axis=0) == 2).all()
+    assert first.sum(axis=1).min() > 5
+    write_codes(tmp_path / "c.npz", np.zeros((80, 10), np.int64), first * 1, ["a"] * 40)
+    for each in (1, 2, 4):
+        second = choose_voices(np.random.default_rng(2), 40, each, tmp_path / "c.npz")
+        assert not (first & second).any()
+        assert (second.sum(axis=0) == min(each, 2)).all()
+    with pytest.raises(ValueError, match="40 recordings, the shards have 39"):
+        choose_voices(np.random.default_rng(2), 39, 2, tmp_path / "c.npz")
 
 
 def test_an_example_says_its_own_text_in_its_own_voice() -> None:
