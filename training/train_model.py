@@ -70,7 +70,7 @@ class Exercise:
     places: Tensor
     """int64 [n]: whose next rows are learnt, of the batch's rows one after the other"""
     wanted: Tensor
-    """int64 [n, 10]: those; stop is 1,024 in book 0"""
+    """int16 [n, 10]: those; stop is 1,024 in book 0"""
     coded: Tensor
     """int64 [m]: from which of the n the codebook transformer learns; no stop among them"""
 
@@ -79,7 +79,7 @@ class Exercise:
         """Of a batch; the codebook transformer learns from at most so many rows."""
         targets = batch.targets.reshape(-1, batch.targets.shape[-1])
         places = np.flatnonzero(targets[:, 0] >= 0)
-        wanted = targets[places].astype(np.int64)
+        wanted = targets[places]
         coded = rng.permutation(np.flatnonzero(wanted[:, 0] < ENTRIES))[:most]
         parts = (batch.rows, places, wanted, coded)
         return Exercise(*map(torch.from_numpy, parts))
@@ -90,10 +90,9 @@ class Exercise:
         return Exercise(*(tensor.pin_memory() for tensor in tensors))
 
     def to(self, device: str) -> Exercise:
-        """There, with rows as int64."""
+        """There, all of it int64; on the way it is small."""
         tensors = (self.rows, self.places, self.wanted, self.coded)
-        rows, *others = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Exercise(rows.long(), *others)
+        return Exercise(*(tensor.to(device, non_blocking=True).long() for tensor in tensors))
 
 
 class Batches(IterableDataset[Exercise]):
@@ -125,11 +124,11 @@ class Batches(IterableDataset[Exercise]):
 
 def find_losses(model: DualAr, exercise: Exercise) -> tuple[Tensor, Tensor]:
     """Mean cross entropy of the token and of the residual codes."""
-    hidden = model.hidden(exercise.rows).flatten(0, 1)[exercise.places]
+    hidden = model.hidden(exercise.rows).flatten(0, 1).index_select(0, exercise.places)
     wanted, coded = exercise.wanted, exercise.coded
     token_loss = functional.cross_entropy(model.token_logits(hidden).float(), wanted[:, 0])
     codes = wanted[coded]
-    logits = model.code_logits(hidden[coded], codes)
+    logits = model.code_logits(hidden.index_select(0, coded), codes)
     code_loss = functional.cross_entropy(logits.flatten(0, 1).float(), codes[:, 1:].flatten())
     return token_loss, code_loss
 
@@ -237,7 +236,7 @@ def train(
 ) -> None:
     """Until the time is up. The rate falls to nothing, as a half cosine over time, not steps."""
     began = time.monotonic()
-    checked, best = 0.0, math.inf
+    checked, best = -math.inf, math.inf
     for step, exercise in enumerate(loader):
         passed = time.monotonic() - began
         done = min(passed / args.seconds, 1.0)
