@@ -47,8 +47,8 @@ to lean on its past learns then to fit it well."""
 _GIVE_UP_SHARE, _READING_GAP = 0.55, 0.15
 """A model that does not read by then is not going to."""
 _SOME_PHONEME = 59
-_CODE_ROWS = 1024
-"""Rows of a step that the codebook transformer learns from."""
+_CODED_PART = 6
+"""The codebook transformer learns from at most one in so many of a batch's rows."""
 HEAD_GAIN = 16.0
 """The residual books' head is published multiplied by this. A draw at temperature T is then one at
 T / 16, as good as the most probable code, with no sampling option of its own."""
@@ -119,7 +119,7 @@ class Batches(IterableDataset[Exercise]):
         rng = np.random.default_rng(seed)
         drawer = Drawer(self._corpus, self._recordings, seed, lesson())
         for batch in draw_batches(drawer, self._batch_rows, seed, lesson):
-            yield Exercise.make(batch, rng, _CODE_ROWS)
+            yield Exercise.make(batch, rng, self._batch_rows // _CODED_PART)
 
 
 def find_losses(model: DualAr, exercise: Exercise) -> tuple[Tensor, Tensor]:
