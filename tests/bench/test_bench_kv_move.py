@@ -24,6 +24,7 @@ from bench.kv_move import (
     name_results,
 )
 from bench.kv_move_grpc import CASES, LINK_GB_S, LOADED, PREFIX, ROW_BYTES, link_free_ns
+from bench.kv_move_launch import measure
 from bench.kv_move_run import FORMS
 from bench.results import ROOT
 
@@ -118,3 +119,10 @@ def test_ways_over_grpc_are_told_phase_by_phase_on_a_cpu() -> None:
     wanted = [f"{PREFIX}.cpu.{phase.name}.{q}" for phase in LOADED for q in ("p50", "p99")]
     assert [line["case"] for line in lines] == wanted
     assert all(line["value"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("page_rows", [1, 16])
+def test_a_request_comes_to_its_launch_on_a_driver_that_does_nothing(page_rows: int) -> None:
+    found = measure(page_rows, False, rounds=3)
+    assert set(found) == {"check", "launch", "whole", "packing"}
+    assert all(value > 0 for value in found.values())

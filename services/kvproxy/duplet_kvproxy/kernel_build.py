@@ -95,7 +95,7 @@ def compile_move_rows(shape: RowShape, capability: int) -> Any:
     return triton.compile(source, target=target, options={"num_warps": WARPS})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made at every launch, and that takes three times as long
 class LaunchedRows:
     """Arguments of one launch: addresses and int32 numbers, as `move_rows` names them."""
 
