@@ -24,7 +24,7 @@ from bench.results import Report
 from duplet_client import GenerateError
 from duplet_core.errors import DupletError
 from duplet_load.generator import WORKER
-from duplet_load.summary import FLOOR
+from duplet_load.summary import FLOOR, quantile
 from duplet_load.synth import Synth
 from duplet_unit.events import Event
 from duplet_unit.gpus import on_gpus
@@ -43,9 +43,12 @@ MOST_LEVELS = 12
 """In one run."""
 STEP_SHARE = 0.1
 """Of the streams that are foretold: from level to level."""
-FIRST_SHARE = 0.6
-FIRST_SHARE_BURSTS = 0.5
-"""Of the streams that are foretold: where a search begins."""
+FIRST_SHARE = 0.7
+FIRST_SHARE_BURSTS = {2: 0.6, 1: 0.3}
+"""Of the streams that are foretold: where a search begins; with bursts, by cards, since a
+monolith's prompts wait for each other and for steps."""
+BURST_WINDOWS = 4 / 3
+"""So much longer are levels of bursts, of which each has few."""
 READY_S = 150.0
 """No system takes so long to start."""
 LOG_BYTES = 1500
@@ -142,8 +145,7 @@ async def running(
 
         def tell_trouble(event: Event) -> None:
             if event.kind in ("exited", "gave_up"):
-                print(f"{system.name}: {event.service} {event.kind} {event.how}", flush=True)
-                _show_logs(run_dir / "logs")
+                print(f"{system.name}: {event.service} {event.kind}: {event.how}", flush=True)
 
         supervisor = make_supervisor(services, run_dir, tell_trouble, stages)
         try:
@@ -215,7 +217,8 @@ class Search:
         first, step = self.first, self.step
         if self.costs is not None:
             most = min(foretell(system, mix.synth, self.costs), self.most_streams)
-            share = FIRST_SHARE_BURSTS if mix.synth.burstiness else FIRST_SHARE
+            bursts = mix.synth.burstiness > 0
+            share = FIRST_SHARE_BURSTS[system.cards] if bursts else FIRST_SHARE
             first, step = max(1, round(share * most)), max(1, round(STEP_SHARE * most))
         points = self.store.points(system.name, mix.name)
         return next_levels(points, first, step, self.most_streams)[:MOST_LEVELS]
@@ -243,14 +246,18 @@ class Search:
                 print(f"{name}: no time is left for {levels[0]} streams", flush=True)
                 return
             known = self.store.points(system.name, mix.name)
+            longer = BURST_WINDOWS if mix.synth.burstiness else 1.0
+            limits = replace(self.limits, window_s=longer * self.limits.window_s)
             # What is new to this run is new to the system, whose cache outlives the run.
             synth = replace(mix.synth, label=f"{mix.name}/{levels[0]}/")
             outcome = await run_levels(
-                *(address, synth, levels, self.limits, keep),
+                *(address, synth, levels, limits, keep),
                 most_s=self.left_s(),
                 worker=system.worker,
             )
-            print(f"{name}: {outcome.kv_checks} KV checks, 0 mismatches", flush=True)
+            late_ms = 1e3 * (quantile(outcome.lateness_s, 0.99) or 0.0)
+            told = f"{outcome.kv_checks} KV checks, 0 mismatches; clients late by {late_ms:.0f} ms"
+            print(f"{name}: {told} (p99)", flush=True)
             if self.store.points(system.name, mix.name) == known:
                 print(f"{name}: no level came to its end", flush=True)
                 return

@@ -17,7 +17,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.capacity import FAILURES, UNIT, Search, mixes, read_costs, running, tell_failure
@@ -26,13 +26,10 @@ from bench.pair_items import (
     NAME,
     POINTS,
     Bench,
-    is_done,
     measure_monoliths,
-    measure_replay,
-    measure_unit,
     measure_unpacked,
-    measure_waterfall,
     report_checks,
+    unit_jobs,
 )
 from bench.points import Store
 from bench.processes import clean_environment
@@ -43,27 +40,22 @@ ITEMS = ("unit", "waterfall", "replay", "unpacked", "monoliths")
 
 
 async def run_on_unit(bench: Bench, items: Sequence[str]) -> int:
-    """These items on one unit; on a fresh one after an item that failed. How many failed."""
-    known: dict[str, Callable[[Bench, str], Awaitable[None]]] = {
-        "unit": measure_unit,
-        "waterfall": measure_waterfall,
-        "replay": measure_replay,
-    }
-    waiting = [item for item in items if item in known and not is_done(bench, item)]
+    """These items on one unit; on a fresh one after one that failed. How many failed."""
+    waiting = unit_jobs(bench, items)
     failed = 0
-    while waiting and bench.has_time(waiting[0]):
-        item = waiting[0]
+    while waiting and bench.has_time(waiting[0][0]):
+        job = waiting[0]
         try:
             longest = bench.longest_prompt
             async with running(UNIT, bench.environment, bench.gpus, longest) as address:
                 while waiting:
-                    item = waiting.pop(0)
-                    await known[item](bench, address)
+                    job = waiting.pop(0)
+                    await job[1](address)
                 await report_checks(bench, address)
         except* FAILURES as errors:
-            waiting = [name for name in waiting if name != item]
+            waiting = [other for other in waiting if other is not job]
             failed += 1
-            tell_failure(item, errors)
+            tell_failure(job[0], errors)
     return failed
 
 
@@ -118,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--gpu", default="", help="prefill's and decode's GPU, such as 0,1")
     add("--model", default="tiny")
     add("--set", action="append", default=[], metavar="DUPLET_NAME=VALUE")
-    add("--most", type=int, default=256, help="slots, and streams that are tried at most")
+    add("--most", type=int, default=320, help="slots, and streams that are tried at most")
     add("--first", type=int, default=0, help="streams that are tried first; 0 on GPUs: foretold")
     add("--step", type=int, default=1, help="between levels, with --first")
     add("--ramp-s", type=float, default=6.0, help="over which the first streams begin")
@@ -127,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ttfa-ms", type=float, default=500.0)
     add("--prompt-rows", type=int, nargs=2, default=(1_000, 2_000))
     add("--output-rows", type=int, nargs=2, default=(126, 420))
-    add("--chunks", type=int, nargs="+", default=[256, 512, 1_024])
+    add("--chunks", type=int, nargs="+", default=[384, 512, 1_024])
     add("--mixes", type=int, default=3, help="how many of them")
     add("--replay", type=Path, help="trace; needed for the item replay")
     add("--replay-from-s", type=float, default=0.0)

@@ -2,7 +2,7 @@
 
 Adds the run's lines to docs/measurements/pair.jsonl, where they are new, and draws into the same
 folder: `pair_capacity.svg` (what goes wrong against streams a card), `pair_ttfa.svg` (TTFA
-against streams), `pair_slowest.svg` (the slowest 1 % of streams, with packed and unpacked
+against them), `pair_slowest.svg` (the slowest 1 % of streams, with packed and unpacked
 prompts too), `pair_waterfall.svg` and `pair_burst.svg`, `pair_replay.svg`.
 """
 
@@ -39,7 +39,7 @@ def plot_points(
 ) -> None:
     """One field a mix, one curve a system: `value` against streams, or streams a card.
 
-    Filled dots were carried. `line`: a limit to show.
+    Hollow dots were not carried. `line`: a limit to show.
     """
     figure = Figure(figsize=(5 * len(found), 4), layout="constrained")
     fields = figure.subplots(1, len(found), squeeze=False)[0]
@@ -55,14 +55,26 @@ def plot_points(
                 axes.plot([x], [y], "o", color=curve.get_color(), markerfacecolor=face)
         if line is not None:
             axes.axhline(line, color="tab:red", linestyle="--", linewidth=1)
-        axes.set(title=mix, xlabel="streams a card" if by_card else "streams", ylabel=what)
+        axes.set(
+            title=f"{mix} (hollow: not carried)",
+            xlabel="streams a card" if by_card else "streams",
+            ylabel=what,
+        )
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path)
 
 
-def _milliseconds(value_s: float | None) -> float | None:
-    return None if value_s is None else 1e3 * value_s
+def _wrong_percent(point: Point) -> float:
+    return 100 * point.wrong_share
+
+
+def _ttfa_ms(point: Point) -> float | None:
+    return None if point.ttfa_p95_s is None else 1e3 * point.ttfa_p95_s
+
+
+def _slowest(point: Point) -> float | None:
+    return point.rate_p1
 
 
 def plot_all(folder: Path, out: Path) -> None:
@@ -71,13 +83,10 @@ def plot_all(folder: Path, out: Path) -> None:
     if (folder / POINTS).exists():
         found = read_points(folder / POINTS)
         wrong = "% refused, stalled or below 42 rows/s"
-        plot_points(
-            *(found, lambda p: 100 * p.wrong_share, wrong, out / "pair_capacity.svg"), by_card=True
-        )
-        ttfa_path, slowest_path = out / "pair_ttfa.svg", out / "pair_slowest.svg"
-        plot_points(found, lambda p: _milliseconds(p.ttfa_p95_s), "TTFA p95, ms", ttfa_path)
+        plot_points(found, _wrong_percent, wrong, out / "pair_capacity.svg", by_card=True)
+        plot_points(found, _ttfa_ms, "TTFA p95, ms", out / "pair_ttfa.svg", by_card=True)
         slowest = "rows/s of the slowest 1 %"
-        plot_points(found, lambda p: p.rate_p1, slowest, slowest_path, line=FLOOR)
+        plot_points(found, _slowest, slowest, out / "pair_slowest.svg", line=FLOOR)
     for name, picture in ((STEADY, "pair_waterfall.svg"), (BURST, "pair_burst.svg")):
         if (folder / name).exists():
             plot_waterfall(timelines_from_json((folder / name).read_text("utf-8")), out / picture)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.capacity import (
@@ -38,6 +39,10 @@ BURST_SHARE = 0.4
 """Of them: so many come at once on top."""
 BURST_S = 0.5
 """Requests that are sent so long from the burst on are in its waterfall."""
+
+
+Job = Callable[[str], Awaitable[None]]
+"""Measures on the unit at an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,10 @@ class Bench:
 # --- items ------------------------------------------------------------------------------
 
 
-async def measure_unit(bench: Bench, address: str) -> None:
-    """How many streams the unit carries, by mix."""
-    for mix in bench.mixes:
-        if bench.search.is_over(UNIT, mix):
-            continue
-        await bench.search.find(UNIT, mix, address)
-        bench.keep_system(UNIT, mix)
+async def measure_unit(bench: Bench, mix: Mix, address: str) -> None:
+    """How many streams the unit carries in this mix."""
+    await bench.search.find(UNIT, mix, address)
+    bench.keep_system(UNIT, mix)
 
 
 async def measure_waterfall(bench: Bench, address: str) -> None:
@@ -206,11 +208,17 @@ async def measure_monoliths(bench: Bench) -> int:
     return failed
 
 
-def is_done(bench: Bench, item: str) -> bool:
-    """Whether there is nothing to measure on a unit."""
-    if item == "unit":
-        return all(bench.search.is_over(UNIT, mix) for mix in bench.mixes)
-    return bench.is_kept({"waterfall": BURST, "replay": REPLAY}[item])
+def unit_jobs(bench: Bench, items: Sequence[str]) -> list[tuple[str, Job]]:
+    """What is still to be measured on a unit, by name."""
+    jobs: list[tuple[str, Job]] = []
+    for mix in bench.mixes:
+        if "unit" in items and not bench.search.is_over(UNIT, mix):
+            jobs.append((f"unit, {mix.name}", partial(measure_unit, bench, mix)))
+    if "waterfall" in items and not bench.is_kept(BURST):
+        jobs.append(("waterfall", partial(measure_waterfall, bench)))
+    if "replay" in items and not bench.is_kept(REPLAY):
+        jobs.append(("replay", partial(measure_replay, bench)))
+    return jobs
 
 
 # --- results ----------------------------------------------------------------------------

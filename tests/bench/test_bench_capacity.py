@@ -124,8 +124,8 @@ def test_the_first_level_follows_from_what_steps_and_prompts_cost(tmp_path: Path
     limits = Limits(0.5, 1.0, 1.0, 1)
     store = Store(tmp_path / "points.jsonl", "test")
     search = Search(store, limits, 256, COSTS, 0, 0, math.inf)
-    assert search.levels(UNIT, cold)[:2] == [141, 141 + 24]
-    assert search.levels(UNIT, bursts)[0] == 118
+    assert search.levels(UNIT, cold)[:2] == [164, 164 + 24]
+    assert search.levels(UNIT, bursts)[0] == 141
     assert max(search.levels(UNIT, bursts)) <= 256
 
 
