@@ -52,7 +52,7 @@ COPY --from=code /layer /opt/duplet
 ENV PATH=/opt/duplet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 \
     DUPLET_RUN_DIR=/run/duplet NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Bytecode of what a start loads, and no other.
-RUN python -c "import duplet_kvproxy.__main__, duplet_unit.cli"
+RUN python -c "import duplet_kvproxy.__main__, duplet_unit.commands"
 USER 10001:10001
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="duplet-kvproxy" \

@@ -50,7 +50,7 @@ COPY --from=code /layer /opt/duplet
 ENV PATH=/opt/duplet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 \
     DUPLET_RUN_DIR=/run/duplet DUPLET_LB_LISTEN=0.0.0.0:50051
 # Bytecode of what a start loads, and no other.
-RUN python -c "import duplet_lb.__main__, duplet_unit.cli"
+RUN python -c "import duplet_lb.__main__, duplet_unit.commands"
 USER 10001:10001
 EXPOSE 50051
 ARG VERSION=0.1.0

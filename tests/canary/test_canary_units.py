@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from duplet_unit.canary_command import DIFFERENT, NOT_ENOUGH
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from duplet_unit.terminal import WRONG_USAGE
 
 STARTS_S = 400

@@ -18,7 +18,7 @@ from duplet_load.generator import Load, run_load
 from duplet_load.record import Record
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from tests.e2e.live_unit import LiveUnit, live_unit
 from tests.load.test_load_traces import AZURE, mooncake
 

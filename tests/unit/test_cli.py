@@ -30,7 +30,7 @@ from duplet_core.errors import DupletError, Reason, Unavailable
 from duplet_core.timeline import POINTS, SEGMENTS
 from duplet_pages.spec import ModelSpec
 from duplet_runtime.status import STATUS_OF, status_proto
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from duplet_unit.demo import MADE_UP_VOICES, conclude, outcome_table, send_requests, write_rows
 from duplet_unit.speaking import add_speaking_commands
 

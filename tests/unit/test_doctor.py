@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 from typer.testing import CliRunner
 
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from duplet_unit.doctor import findings
 
 

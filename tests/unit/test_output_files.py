@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from duplet_core.errors import InvalidInput, Reason, Unavailable
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from duplet_unit.output_files import filling, replacing
 from duplet_unit.unit import free_local_address
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from duplet_client import GenerateError
 from duplet_core.errors import InvalidInput, Reason, Unavailable
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from duplet_unit.say_command import read_file
 from duplet_unit.say_output import find_player, player, raw_stream, wav_file
 from duplet_voice.vocoder import pcm16

@@ -14,7 +14,7 @@ from duplet_engine.shapes import SHAPES
 from duplet_memory.cuda_driver import CudaError
 from duplet_pages.engine_config import RANDOM, RANDOM_SHAPES, check_model
 from duplet_runtime.settings import SERVICE_NAMES, SettingsError
-from duplet_unit.cli import app
+from duplet_unit.commands import app
 from duplet_unit.gpus import on_gpus
 from duplet_unit.settings_check import check_settings, find_problems
 from duplet_unit.unit import free_local_address, unit_services

@@ -23,13 +23,12 @@ from duplet_canary.watch import Watch
 from duplet_client.client import DEFAULT_TIMEOUT_S
 from duplet_unit.both_units import both_units
 from duplet_unit.gpus import model_settings
-from duplet_unit.terminal import run, told
+from duplet_unit.terminal import INTERRUPTED, run, told
 from duplet_unit.unit import dial_address
 from duplet_unit.up import signals_to
 
 DIFFERENT = 3
 NOT_ENOUGH = 4
-INTERRUPTED = 130
 EXIT_CODES = {
     Verdict.EQUIVALENT: 0,
     Verdict.DIFFERENT: DIFFERENT,

@@ -109,8 +109,10 @@ async def run_demo(out_dir: Path, console: Console) -> bool:
         outcomes: Sequence[Outcome] = ()
         spoken_badly: list[str] = []
         unit: Unit | None = None
+        ours = asyncio.current_task()
+        assert ours is not None
         try:
-            with signals_to(supervisor.drain, supervisor.kill):
+            with signals_to(ours.cancel, supervisor.kill):
                 async with in_background(supervisor) as running:
                     if await wait_ready(supervisor):
                         async with AsyncClient(listen) as client:

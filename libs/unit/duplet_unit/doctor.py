@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -20,17 +22,28 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Try every way to pass and move KV on this machine; exit code 0 when a unit can run."""
-    done = subprocess.run(PROBE, stdout=subprocess.PIPE, text=True, check=False)
-    if not done.stdout:
+    found = _probe()
+    if not found:
         print("duplet: the probe died; its last words are above", file=sys.stderr)
         raise typer.Exit(FAILED)
-    report = json.loads(done.stdout)
+    report = json.loads(found)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         Console().print(findings(report))
     if not report["ok"]:
         raise typer.Exit(FAILED)
+
+
+def _probe() -> str:
+    """What the probe prints. It and its children are a group that a terminal's Ctrl-C does not
+    reach; it ends us, and we end them."""
+    with subprocess.Popen(PROBE, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            return process.communicate()[0]
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def findings(report: dict[str, Any]) -> Group:

@@ -39,6 +39,7 @@ async def check_settings(names: Sequence[str], environment: Mapping[str, str]) -
         env=dict(environment),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
+        process_group=0,  # A terminal's Ctrl-C is ours.
     )
     try:
         out, _ = await process.communicate()

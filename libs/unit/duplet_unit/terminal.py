@@ -20,6 +20,8 @@ from duplet_unit.unit import UnitError
 
 FAILED = 1
 WRONG_USAGE = 2
+INTERRUPTED = 130
+"""By Ctrl-C, as a shell counts it."""
 
 Result = TypeVar("Result")
 
@@ -54,6 +56,8 @@ def ending(*, as_json: bool = False) -> Iterator[None]:
     try:
         yield
         return
+    except asyncio.CancelledError as error:  # by a signal: the command has ended in order
+        raise typer.Exit(INTERRUPTED) from error
     except (InvalidInput, SettingsError, UnitError) as error:
         code, reason, detail = WRONG_USAGE, getattr(error, "reason", "USAGE"), str(error)
     except GenerateError as error:

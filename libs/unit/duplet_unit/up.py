@@ -107,10 +107,10 @@ async def in_background(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[bo
 
 
 @contextmanager
-def signals_to(drain: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `drain`, from the second on `kill`, while the context lasts."""
+def signals_to(first: Callable[[], object], kill: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `first`, from the second on `kill`, while the context lasts."""
     loop = asyncio.get_running_loop()
-    actions = iter([drain])
+    actions = iter([first])
 
     def act() -> None:
         next(actions, kill)()
