@@ -15,7 +15,7 @@ from bench.results import ROOT, read_results
 from duplet_load.trace import Arrival, write_trace
 
 SMALL = (
-    *("--first", "1", "--most", "1", "--ramp-s", "0.5", "--window-s", "1.5", "--mixes", "1"),
+    *("--first", "1", "--most", "1", "--ramp-s", "0.5", "--window-s", "4", "--mixes", "1"),
     *("--processes", "1", "--ttfa-ms", "60000", "--prompt-rows", "40", "80"),
     *("--output-rows", "10", "20", "--chunks", "32", "--replay-rows", "5", "10"),
 )
