@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench bench-admission bench-stream gpu-test gpu-faults gpu-bench images compose-test voice-data voice-train voice-eval clean
+.PHONY: help venv demo test canary canary-long explore sim mutants soak faults faults-long tables lint format protos bench bench-admission bench-stream gpu-test gpu-faults gpu-bench gpu-pair images compose-test voice-data voice-train voice-eval clean
 
 BIN := .venv/bin
 GPUS ?= 0,1
@@ -75,6 +75,11 @@ gpu-bench: $(STAMP)  ## docs/measurements/kv_move.md, on two GPUs; products.md, 
 	$(BIN)/python -m bench.kv_move
 	$(BIN)/python -m bench.products
 	$(BIN)/python -m bench.decode_step
+
+gpu-pair: $(STAMP)  ## docs/measurements/pair.md: a unit beside two monoliths on two GPUs; TRACE=file to replay
+	$(BIN)/python -m bench.pair --gpu $(GPUS) --model random:s2-pro \
+	  $(if $(TRACE),--replay $(TRACE),--items unit,waterfall,unpacked,monoliths)
+	$(BIN)/python -m bench.pair_figures run/pair
 
 images:  ## the four container images; BUILD_FLAGS=… for docker build
 	@for service in kvproxy prefill decode lb; do \
