@@ -2,36 +2,42 @@
 
 Random weights of S2-Pro's shape in bfloat16. Every case stands beside what this GPU was measured
 to do in the same run: its read bandwidth (a sum over 8 GiB) and its matrix rate (8192 cubed).
+`--parts` names some cases only; none begins after `--seconds`.
 The floor of a decode step is what it must read, once, at that bandwidth: the backbone and head,
 the codebook transformer in each of its passes (two positions share the first one), and the KV.
 """
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
 import gc
 import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from bench.decode_peer import transformers_step_ms
 from bench.engine_start import start_to_ready_s, write_checkpoint
-from bench.results import Report
+from bench.results import MEASUREMENTS, Report
 from duplet_core.engine import Start
 from duplet_core.errors import require
 from duplet_core.messages import Sampling
 from duplet_engine.gpu_attend_step import choose_splits, launch_attend_step
 from duplet_engine.gpu_engine import Flight, GpuEngine
 from duplet_engine.gpu_kv import PagedKv
+from duplet_engine.kv_store import DTYPES
 from duplet_engine.model_config import ModelConfig, TransformerConfig
 from duplet_engine.sequences import open_prefill
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_memory.layout import describe_pool
-from duplet_pages.engine_config import EngineConfig
+from duplet_pages.engine_config import Dtype, EngineConfig
 
 MODEL = SHAPES["s2-pro"]
 ITEM_BYTES = 2
@@ -46,6 +52,13 @@ PAGE_ROWS = 16
 STREAMS = {1: "<= 1.6", 64: "<= 1.25", 128: "<= 1.25"}
 """Batches that are measured, and what each may take beside its floor."""
 STEPS = 40
+MANY = 64
+"""Streams of the cases that have one size."""
+DEVICE = torch.device("cuda", 0)
+DTYPE: Dtype = "bfloat16"
+READ_ITEMS = 1 << 31
+MATRIX_SIDE = 8192
+ACTIVITIES = (ProfilerActivity.CUDA,)
 STREAM_PAGES = (CONTEXT_ROWS + 4 * STEPS) // PAGE_ROWS
 
 
@@ -70,14 +83,14 @@ def time_ms(work: Callable[[], object], turns: int) -> float:
 
 def read_bytes_per_ms() -> float:
     """Read-only bandwidth."""
-    data = torch.randn(1 << 31, device="cuda")
+    data = torch.randn(READ_ITEMS, device=DEVICE)
     return float(data.nbytes / time_ms(data.sum, 5))
 
 
 def matrix_flop_per_ms() -> float:
     """Of a large bfloat16 product of random values."""
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return 2 * 8192**3 / time_ms(lambda: a @ a, 10)
+    a = torch.randn(MATRIX_SIDE, MATRIX_SIDE, device=DEVICE, dtype=DTYPES[DTYPE])
+    return 2 * MATRIX_SIDE**3 / time_ms(lambda: a @ a, 10)
 
 
 def block_items(config: TransformerConfig) -> int:
@@ -115,15 +128,15 @@ def attention_fraction(bandwidth: float, streams: int) -> float:
         page_rows=PAGE_ROWS,
         kv_heads=c.kv_heads,
         head_dim=c.head_dim,
-        dtype="bfloat16",
+        dtype=DTYPE,
         pages=streams * pages,
         arrangement="page-major",
     )
-    memory = torch.zeros(pool.total_bytes, dtype=torch.uint8, device="cuda")
+    memory = torch.zeros(pool.total_bytes, dtype=torch.uint8, device=DEVICE)
     kv = PagedKv.of_pool(memory, pool)
     kv.items.normal_()
-    tables = torch.randperm(pool.pages, device="cuda").int().view(streams, pages)
-    index = torch.arange(streams, dtype=torch.int32, device="cuda")
+    tables = torch.randperm(pool.pages, device=DEVICE).int().view(streams, pages)
+    index = torch.arange(streams, dtype=torch.int32, device=DEVICE)
     positions = torch.full_like(index, CONTEXT_ROWS - 1)
     query = kv.items.new_ones(streams, c.heads * c.head_dim).normal_()
     processors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -144,12 +157,12 @@ class Bench:
     """An engine with random weights and prompts for it. Owns the engine until `close`."""
 
     def __init__(self, slots: int) -> None:
-        weights = random_weights(MODEL, torch.device("cuda", 0), torch.bfloat16)
+        weights = random_weights(MODEL, DEVICE, DTYPES[DTYPE])
         config = EngineConfig(
             "monolith",
             device="cuda",
             model=MODEL.name,
-            dtype="bfloat16",
+            dtype=DTYPE,
             pool_pages=slots * STREAM_PAGES,
             page_rows=PAGE_ROWS,
             slots=slots,
@@ -157,7 +170,8 @@ class Bench:
         )
         self.engine = GpuEngine(config, MODEL, weights)
         chance = np.random.default_rng(0)
-        codes = chance.integers(0, 1024, (PROMPT_ROWS, MODEL.codebooks))
+        sizes = np.minimum(MODEL.codebook_sizes, 1024)
+        codes = chance.integers(0, sizes, (PROMPT_ROWS, MODEL.codebooks))
         rows = np.concatenate((MODEL.semantic_first + codes[:, :1], codes), axis=1)
         self._rows = rows.astype("<i4")
 
@@ -165,7 +179,7 @@ class Bench:
         """The defaults of S2-Pro."""
         return Sampling(seed, temperature=0.8, top_p=0.8, top_k=30, repetition_window=10)
 
-    def join(self, streams: int, context_rows: int = CONTEXT_ROWS) -> None:
+    def join(self, streams: int, context_rows: int) -> None:
         """A batch of so many streams with so much context; the KV is what the pool holds."""
         self.batch = self.engine.new_batch()
         for seq in range(streams):
@@ -185,10 +199,10 @@ class Bench:
     def loop(self, streams: int, ahead: int) -> tuple[float, float, Tensor]:
         """Steps launched `ahead` of what is read: ms a step, share of that in which the GPU had
         a step's graph at work, and the rows int32 [steps, streams, columns]."""
-        self.join(streams)
+        self.join(streams, CONTEXT_ROWS)
         for _ in range(2):
             self.engine.decode_step(self.batch)
-        self.join(streams)
+        self.join(streams, CONTEXT_ROWS)
         flights: list[Flight] = []
         rows: list[Tensor] = []
         marks = [new_mark() for _ in range(2 * STEPS)]
@@ -209,75 +223,167 @@ class Bench:
         self.engine.close()
 
 
-def measure(report: Report) -> None:
-    """All cases."""
-    own_ms = measure_engine(report)
-    gc.collect()
-    torch.cuda.empty_cache()
-    measure_start(report)
-    measure_peer(report, own_ms)
+class Measuring:
+    """The parts of a run and what they share. Owns the engine that some of them need."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.bandwidth = read_bytes_per_ms()
+        self.rate = matrix_flop_per_ms()
+        self.tell("read_bandwidth", self.bandwidth / 1e6, "GB/s")
+        self.tell("matmul_rate", self.rate / 1e9, "TFLOP/s")
+        self._bench: Bench | None = None
+
+    def tell(self, case: str, value: float, unit: str, budget: str = "") -> None:
+        """Note one number and say it at once: a run may be cut short."""
+        self._report.add(case, value, unit, budget)
+        print(f"{case} {value:.4g} {unit} {budget}", flush=True)
+
+    @property
+    def bench(self) -> Bench:
+        """Built when it is first asked for."""
+        if self._bench is None:
+            self._bench = Bench(max(STREAMS))
+            print(self._bench.engine.statement, flush=True)
+        return self._bench
+
+    def close(self) -> None:
+        """Give the engine's memory back, if there is one."""
+        if self._bench is not None:
+            self._bench.close()
+            self._bench = None
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def attention(self) -> None:
+        """A step's attention alone."""
+        fraction = attention_fraction(self.bandwidth, MANY)
+        self.tell(f"decode_attention_{MANY}x2k_fraction_of_bandwidth", fraction, "ratio", ">= 0.85")
+
+    def passes(self) -> None:
+        """Prompts, cold and behind cached prefixes."""
+        bench = self.bench
+        prefill_ms = time_ms(bench.prefill, 8)
+        share = prefill_flop(MODEL, PROMPT_ROWS) / prefill_ms / self.rate
+        self.tell("prefill_1500_ms", prefill_ms, "ms")
+        self.tell("prefill_1500_fraction_of_matmul_rate", share, "ratio", ">= 0.55")
+        for name, cached in (("prefix_hit", HIT_ROWS), ("prefix_hit_but_12", LAST_ROWS)):
+            hit_ms = time_ms(lambda cached=cached: bench.prefill(cached), 8)  # type: ignore[misc]
+            self.tell(f"{name}_over_cold_ratio", hit_ms / prefill_ms, "ratio", "<= 0.35")
+
+    def steps(self) -> None:
+        """Decode steps of each size of batch."""
+        bench = self.bench
+        for streams, budget in STREAMS.items():
+            bench.join(streams, CONTEXT_ROWS)
+            step_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
+            ratio = step_ms * self.bandwidth / step_bytes(MODEL, streams)
+            self.tell(f"decode_step_{streams}x2k_ms", step_ms, "ms")
+            self.tell(f"decode_step_{streams}x2k_ratio_to_floor", ratio, "ratio", budget)
+
+    def loops(self) -> None:
+        """Both loops over MANY streams."""
+        normal_ms, _, normal_rows = self.bench.loop(MANY, ahead=0)
+        overlap_ms, busy, overlap_rows = self.bench.loop(MANY, ahead=1)
+        require(torch.equal(normal_rows, overlap_rows), "overlap changes rows")
+        self.tell("decode_gpu_busy_fraction", busy, "ratio", ">= 0.97")
+        self.tell("overlap_over_normal_step_ratio", overlap_ms / normal_ms, "ratio")
+
+    def profile(self) -> None:
+        """Which kernels take the time, printed only."""
+        bench = self.bench
+        bench.join(MANY, CONTEXT_ROWS)
+        for name, work in (
+            (f"a step of {MANY} streams", lambda: bench.engine.decode_step(bench.batch)),
+            ("a prompt behind a cached prefix", lambda: bench.prefill(HIT_ROWS)),
+        ):
+            print(f"{name}, us:", *kernels_of(work), sep="\n  ", flush=True)
+
+    def start(self) -> None:
+        """An engine process from its start to Ready: weights made on the GPU, read from files."""
+        self.close()
+        self.tell("start_to_ready_random_s", start_to_ready_s(MODEL.name), "s")
+        with tempfile.TemporaryDirectory(prefix="duplet-checkpoint-") as folder:
+            write_checkpoint(MODEL, Path(folder))
+            torch.cuda.empty_cache()
+            self.tell("start_to_ready_s", start_to_ready_s(folder), "s", "<= 30")
+
+    def peer(self) -> None:
+        """transformers at as many streams, without codebooks, which our step draws as well."""
+        bench = self.bench
+        bench.join(MANY, PEER_ROWS)
+        own_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
+        self.close()
+        peer_ms = transformers_step_ms(MODEL, MANY, PEER_ROWS)
+        self.tell(f"decode_step_{MANY}x1536_ms", own_ms, "ms")
+        self.tell(f"transformers_step_{MANY}x1536_ms", peer_ms, "ms")
+        self.tell("decode_vs_transformers_ratio", peer_ms / own_ms, "ratio", ">= 8")
 
 
-def measure_engine(report: Report) -> float:
-    """One engine in this process; ms of its step beside `measure_peer`'s."""
-    bandwidth, rate = read_bytes_per_ms(), matrix_flop_per_ms()
-    report.add("read_bandwidth", bandwidth / 1e6, "GB/s")
-    report.add("matmul_rate", rate / 1e9, "TFLOP/s")
-    fraction = attention_fraction(bandwidth, 64)
-    report.add("decode_attention_64x2k_fraction_of_bandwidth", fraction, "ratio", ">= 0.85")
-    bench = Bench(max(STREAMS))
-    print(bench.engine.statement, flush=True)
-    for streams, budget in STREAMS.items():
-        bench.join(streams)
-        step_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
-        floor_ms = step_bytes(MODEL, streams) / bandwidth
-        report.add(f"decode_step_{streams}x2k_ms", step_ms, "ms")
-        report.add(f"decode_step_{streams}x2k_ratio_to_floor", step_ms / floor_ms, "ratio", budget)
-    normal_ms, _, normal_rows = bench.loop(64, ahead=0)
-    overlap_ms, busy, overlap_rows = bench.loop(64, ahead=1)
-    require(torch.equal(normal_rows, overlap_rows), "overlap changes rows")
-    report.add("decode_gpu_busy_fraction", busy, "ratio", ">= 0.97")
-    report.add("overlap_over_normal_step_ratio", overlap_ms / normal_ms, "ratio")
-    prefill_ms = time_ms(bench.prefill, 8)
-    share = prefill_flop(MODEL, PROMPT_ROWS) / prefill_ms / rate
-    report.add("prefill_1500_ms", prefill_ms, "ms")
-    report.add("prefill_1500_fraction_of_matmul_rate", share, "ratio", ">= 0.55")
-    hit_ms = time_ms(lambda: bench.prefill(HIT_ROWS), 8)
-    report.add("prefix_hit_over_cold_ratio", hit_ms / prefill_ms, "ratio", "<= 0.35")
-    last_ms = time_ms(lambda: bench.prefill(LAST_ROWS), 8)
-    report.add("prefix_hit_but_12_over_cold_ratio", last_ms / prefill_ms, "ratio", "<= 0.35")
-    bench.join(64, PEER_ROWS)
-    own_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
-    bench.close()
-    return own_ms
+PARTS: dict[str, Callable[[Measuring], None]] = {
+    "passes": Measuring.passes,
+    "steps": Measuring.steps,
+    "attention": Measuring.attention,
+    "loops": Measuring.loops,
+    "profile": Measuring.profile,
+    "peer": Measuring.peer,
+    "start": Measuring.start,
+}
+"""In the order in which they are measured: what takes long comes last."""
 
 
-def measure_peer(report: Report, own_ms: float) -> None:
-    """transformers at 64 streams; `own_ms`: our step there, which draws the codebooks as well."""
-    peer_ms = transformers_step_ms(MODEL, 64, PEER_ROWS)
-    report.add("decode_step_64x1536_ms", own_ms, "ms")
-    report.add("transformers_step_64x1536_ms", peer_ms, "ms")
-    report.add("decode_vs_transformers_ratio", peer_ms / own_ms, "ratio", ">= 8")
+def kernels_of(work: Callable[[], object], most: int = 12) -> list[str]:
+    """Kernels of one run of `work` and their time, those that take most first."""
+    work()
+    with profile(activities=ACTIVITIES) as found:
+        work()
+        torch.cuda.synchronize()
+    times: dict[str, tuple[float, int]] = {}
+    for event in found.events():
+        spent, count = times.get(event.name, (0.0, 0))
+        times[event.name] = spent + event.device_time_total, count + 1
+    order = sorted(times.items(), key=lambda item: -item[1][0])[:most]
+    return [f"{spent:8.0f} {count:5} {name[:60]}" for name, (spent, count) in order]
 
 
-def measure_start(report: Report) -> None:
-    """An engine process from its start to Ready: weights made on the GPU, and read from files."""
-    report.add("start_to_ready_random_s", start_to_ready_s(MODEL.name), "s")
-    with tempfile.TemporaryDirectory(prefix="duplet-checkpoint-") as folder:
-        write_checkpoint(MODEL, Path(folder))
-        torch.cuda.empty_cache()
-        report.add("start_to_ready_s", start_to_ready_s(folder), "s", "<= 30")
+def measure(report: Report, parts: Iterable[str], seconds: float) -> None:
+    """Measure parts in their order while fewer than `seconds` have passed."""
+    began = time.monotonic()
+    measuring = Measuring(report)
+    for name, part in PARTS.items():
+        if name not in parts:
+            continue
+        passed_s = time.monotonic() - began
+        if passed_s > seconds:
+            print(f"no time left for {name}", flush=True)
+            continue
+        print(f"[{passed_s:5.1f} s] {name}", flush=True)
+        part(measuring)
+    measuring.close()
+
+
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """parts: of PARTS; seconds; out: a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--seconds", type=float, default=300.0, help="no part begins later")
+    parser.add_argument("--out", type=Path, default=MEASUREMENTS, help="folder of the results")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     """Measure, save and print."""
+    options = read_options()
+    faulthandler.enable()
+    # Something that never ends says where it is, and what was measured is kept.
+    faulthandler.dump_traceback_later(options.seconds + 120, exit=False)
     torch.set_grad_enabled(False)
     properties = torch.cuda.get_device_properties(0)
     report = Report("decode_step", f"{properties.name}, torch {torch.__version__}")
     try:
-        measure(report)
+        measure(report, options.parts, options.seconds)
     finally:
-        report.save()
+        report.save(options.out)
     print(report.table())
 
 

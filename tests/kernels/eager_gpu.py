@@ -52,7 +52,7 @@ class _Mark:
         return True
 
     def elapsed_time(self, _other: Any) -> float:
-        return 0.0
+        return 1.0
 
 
 class _Stream:

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
         "interpreted_step.py",
         "interpreted_lm.py",
         "interpreted_engine.py",
+        "interpreted_bench.py",
     ],
 )
 def test_kernel_against_plain_torch(name: str) -> None:
