@@ -11,6 +11,7 @@ import torch
 from duplet_core.engine import FromEngine, Shutdown, Start, ToEngine
 from duplet_core.messages import Sampling
 from duplet_engine.engine import Engine
+from duplet_engine.sampling import Noise
 from duplet_engine.sequences import open_prefill
 from duplet_engine.tiny import TINY
 from duplet_memory.digest import page_digests
@@ -138,3 +139,8 @@ class FakeLink:
     def send(self, message: FromEngine, fds: Sequence[int] = ()) -> None:
         assert not fds
         self.sent.append(message)
+
+
+def table(noise: torch.Tensor) -> Noise:
+    """Noise that is known for every entry, [m, entries]."""
+    return lambda entries: noise.gather(1, entries)

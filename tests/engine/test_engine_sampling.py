@@ -12,6 +12,7 @@ import torch
 from duplet_core.errors import InvalidInput
 from duplet_engine.sampling import (
     LONGEST_WINDOW,
+    NEAREST,
     as_int64,
     check_sampling,
     draw,
@@ -21,7 +22,7 @@ from duplet_engine.sampling import (
     pack_sampling,
     pad_entries,
 )
-from tests.engine.company import PLAIN
+from tests.engine.company import PLAIN, table
 
 U64 = (1 << 64) - 1
 
@@ -61,7 +62,7 @@ def plain_draw(
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 12345678901234567890])
 def test_noise_is_the_hash_of_seed_position_column_entry(seed: int) -> None:
     seeds = torch.tensor([as_int64(seed)] * 2)
-    noise = gumbel_noise(seeds, torch.tensor([0, 4095]), torch.tensor([0, 3, 11]), 70)
+    noise = gumbel_noise(seeds, torch.tensor([0, 4095]), torch.tensor([0, 3, 11]), torch.arange(70))
     for row, position in enumerate((0, 4095)):
         for place, column in enumerate((0, 3, 11)):
             for entry in (0, 1, 69):
@@ -71,7 +72,7 @@ def test_noise_is_the_hash_of_seed_position_column_entry(seed: int) -> None:
 
 def test_noise_differs_wherever_one_argument_does_and_is_gumbel() -> None:
     seeds, positions = torch.arange(40) // 20, torch.arange(40) % 20
-    noise = gumbel_noise(seeds, positions, torch.arange(12), 64)
+    noise = gumbel_noise(seeds, positions, torch.arange(12), torch.arange(64))
     assert len(set(noise.flatten().tolist())) == noise.numel()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.03)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.06)
@@ -86,8 +87,10 @@ def test_draws_are_the_plain_ones() -> None:
     temperature = torch.from_numpy(rng.choice([0.0, 0.3, 0.8, 1.0, 2.5], rows))
     top_p = torch.from_numpy(rng.choice([1e-6, 0.3, 0.8, 0.95, 1.0], rows))
     top_k = torch.from_numpy(rng.choice([0, 1, 2, 30, 64], rows))
-    noise = gumbel_noise(torch.arange(rows), torch.arange(rows), torch.tensor([0]), 64)[:, 0]
-    drawn = draw(logits, temperature, top_p, top_k, noise).tolist()
+    noise = gumbel_noise(
+        torch.arange(rows), torch.arange(rows), torch.tensor([0]), torch.arange(64)
+    )[:, 0]
+    drawn = draw(logits, temperature, top_p, top_k, table(noise)).tolist()
     expected = [
         plain_draw(
             logits[i, :50].double().tolist(),
@@ -106,9 +109,11 @@ def test_frequencies_follow_the_probabilities() -> None:
     rows = 20_000
     logits = torch.full((rows, 64), float("-inf"))
     logits[:, :4] = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
-    noise = gumbel_noise(torch.arange(rows), torch.zeros(rows).long(), torch.tensor([0]), 64)
+    noise = gumbel_noise(
+        torch.arange(rows), torch.zeros(rows).long(), torch.tensor([0]), torch.arange(64)
+    )
     one = torch.ones(rows, dtype=torch.float64)
-    drawn = draw(logits, one, one, torch.zeros(rows).long(), noise[:, 0])
+    drawn = draw(logits, one, one, torch.zeros(rows).long(), table(noise[:, 0]))
     shares = (drawn.bincount(minlength=4) / rows).tolist()
     assert shares == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.01)
 
@@ -125,22 +130,45 @@ def test_rows_without_a_choice_draw_as_the_others_do() -> None:
     logits[:50, 9] += torch.linspace(-1e-5, 1e-5, 50)
     draws = pack_sampling([replace(PLAIN, seed=i, top_p=0.9) for i in range(rows)], [5] * rows)
     draws.temperature[::7] = 0.0
-    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column]), 64)[:, 0]
-    whole = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise)
+    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column]), torch.arange(64))[:, 0]
+    whole = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise))
     assert torch.equal(draw_entry(logits, draws, column), whole)
     assert (whole != logits.argmax(-1)).any()
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 4])
+def test_the_nearest_entries_draw_as_all_do(decimals: int) -> None:
+    """Many entries: few are kept, many are, and equal ones lie on the border of the nearest."""
+    rng = np.random.default_rng(decimals)
+    rows, entries = 300, 8 * NEAREST
+    logits = rng.standard_normal((rows, entries)) * rng.choice([0.3, 1.0, 4.0], (rows, 1))
+    logits = torch.from_numpy(logits.round(decimals).astype(np.float32))
+    temperature = torch.from_numpy(rng.choice([0.0, 0.5, 1.0], rows))
+    top_p = torch.from_numpy(rng.choice([0.3, 0.8, 0.95, 1.0], rows))
+    top_k = torch.from_numpy(rng.choice([0, 1, NEAREST - 1, NEAREST, NEAREST + 1], rows))
+    noise = gumbel_noise(
+        torch.arange(rows), torch.arange(rows), torch.tensor([0]), torch.arange(entries)
+    )[:, 0]
+    drawn = draw(logits, temperature, top_p, top_k, table(noise)).tolist()
+    for i in range(rows):
+        settings = temperature[i].item(), top_p[i].item(), int(top_k[i])
+        assert drawn[i] == plain_draw(logits[i].double().tolist(), *settings, noise[i].tolist())
 
 
 def test_draws_do_not_depend_on_the_batch() -> None:
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.standard_normal((40, 320)).astype(np.float32))
-    noise = gumbel_noise(torch.arange(40), torch.arange(40), torch.tensor([0]), 320)[:, 0]
+    noise = gumbel_noise(torch.arange(40), torch.arange(40), torch.tensor([0]), torch.arange(320))[
+        :, 0
+    ]
     p = torch.full((40,), 0.9, dtype=torch.float64)
     k = torch.full((40,), 30)
-    whole = draw(logits, p, p, k, noise)
+    whole = draw(logits, p, p, k, table(noise))
     for rows in (1, 3, 8, 39):
         some = slice(40 - rows, 40)
-        assert torch.equal(draw(logits[some], p[some], p[some], k[some], noise[some]), whole[some])
+        assert torch.equal(
+            draw(logits[some], p[some], p[some], k[some], table(noise[some])), whole[some]
+        )
 
 
 def test_a_repeated_token_is_drawn_again() -> None:
@@ -161,7 +189,7 @@ def test_a_repeated_token_is_drawn_again() -> None:
     # A second draw that can be told apart: it sees a flatter head through its own noise.
     redraw[:, 20] = 100.0
     logits[:, 20], logits[:, 21] = 29.0, 28.9  # kept at top-p 0.9, dropped at 0.8
-    drawn = draw_token(logits, draws, recent, stop, noise, redraw)
+    drawn = draw_token(logits, draws, recent, stop, table(noise), table(redraw))
     assert drawn.tolist() == [20, 7, stop, 7, 7]
 
 
@@ -173,7 +201,7 @@ def test_window_zero_switches_the_second_draw_off() -> None:
     zeros = torch.zeros(1, 64).double()
     redraw = zeros.clone()
     redraw[0, 3] = 1e3
-    assert draw_token(logits, draws, recent, 63, zeros, redraw).tolist() == [7]
+    assert draw_token(logits, draws, recent, 63, table(zeros), table(redraw)).tolist() == [7]
 
 
 @pytest.mark.parametrize(

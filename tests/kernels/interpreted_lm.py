@@ -23,6 +23,7 @@ from duplet_engine.sampling import LONGEST_WINDOW, as_int64, draw, draw_token, g
 from duplet_engine.sequences import open_prefill
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_pages.engine_config import EngineConfig
+from tests.engine.company import table
 from tests.kernels.interpreted_step import draws_of, make_state
 
 CPU = torch.device("cpu")
@@ -46,8 +47,8 @@ def test_wide_draws_are_the_cpus(entries: int, decimals: int) -> None:
     slots = torch.randperm(count, generator=chance).int()
     logits = torch.randn((count, entries), generator=chance).mul_(2).round(decimals=decimals)
     draws = draws_of(state, slots)
-    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([0, 1]), entries)
-    first = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
+    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([0, 1]), torch.arange(entries))
+    first = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise[:, 0]))
     # Each stream has just drawn what it would draw now.
     newest = (draws.position - 1) % LONGEST_WINDOW
     for row in range(count):
@@ -55,7 +56,7 @@ def test_wide_draws_are_the_cpus(entries: int, decimals: int) -> None:
     age = torch.arange(LONGEST_WINDOW, 0, -1)
     ring = (draws.position[:, None] - age) % LONGEST_WINDOW
     recent = state.recent[slots].gather(1, ring).long()
-    expected = draw_token(logits, draws, recent, stop, noise[:, 0], noise[:, 1])
+    expected = draw_token(logits, draws, recent, stop, table(noise[:, 0]), table(noise[:, 1]))
     assert (first != expected).any(), "some draw repeats"
     drawn = empty_drawn(count, stop)
     launch_draw_wide(logits[None], entries, state, slots, drawn)

@@ -27,7 +27,7 @@ from duplet_engine.sequences import open_prefill
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_engine.tiny import TINY, tiny_weights
 from duplet_pages.engine_config import EngineConfig
-from tests.engine.company import make_requests, run_prefill_alone
+from tests.engine.company import make_requests, run_prefill_alone, table
 
 CPU = torch.device("cpu")
 
@@ -99,9 +99,11 @@ def test_draws_are_the_cpus(column: int, entries: int) -> None:
     assert torch.equal(x, drawn.code_embeddings[code].float())
 
     draws = draws_of(state, slots)
-    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column, 11]), entries)
+    noise = gumbel_noise(
+        draws.seed, draws.position, torch.tensor([column, 11]), torch.arange(entries)
+    )
     if column:
-        expected = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
+        expected = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise[:, 0]))
         assert code.tolist() == expected.tolist()
         assert (drawn.index == -1).all()
         return
@@ -109,8 +111,8 @@ def test_draws_are_the_cpus(column: int, entries: int) -> None:
     age = torch.arange(LONGEST_WINDOW, 0, -1)
     ring = (draws.position[:, None] - age) % LONGEST_WINDOW
     recent = state.recent[slots].gather(1, ring).long()
-    first = draw(logits, draws.temperature, draws.top_p, draws.top_k, noise[:, 0])
-    expected = draw_token(logits, draws, recent, stop, noise[:, 0], noise[:, 1])
+    first = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise[:, 0]))
+    expected = draw_token(logits, draws, recent, stop, table(noise[:, 0]), table(noise[:, 1]))
     assert (first != expected).any(), "some draw repeats"
     assert drawn.index.tolist() == expected.tolist()
     assert code.tolist() == expected.clamp_max(59).tolist()

@@ -17,11 +17,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from duplet_engine.arithmetic import narrow, pad_rows, widen
+from duplet_engine.arithmetic import narrow, widen
 from duplet_engine.kv_store import KvStore
 
 QUERY_TILE = 32
 """Rows of one prompt that share one pass over the keys."""
+HEAD_TILE = 8
+"""Rows of one KV head's queries come in whole tiles: torch's products of fewer than these add up
+in another order than those of many."""
 
 
 class Attention(Protocol):
@@ -51,7 +54,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tenso
     n, t, heads, dim = query.shape
     _, blocks, kv_heads, block_rows, _ = keys.shape
     group = heads // kv_heads
-    rows = pad_rows(t * group)
+    rows = -(-t * group // HEAD_TILE) * HEAD_TILE
     tiles = query.new_zeros(n, 1, kv_heads, rows, dim)
     by_head = (query * dim**-0.5).view(n, t, kv_heads, group, dim).transpose(1, 2)
     tiles[:, 0, :, : t * group] = by_head.reshape(n, kv_heads, t * group, dim)
@@ -156,8 +159,9 @@ class RowAttention:
 
     def __init__(self, layers: int, batch: int, positions: int, kv_heads: int, dim: int) -> None:
         self._batch = batch
-        self._keys = torch.empty(layers, batch * kv_heads, positions, dim)
-        self._values = torch.empty_like(self._keys)
+        # Of each layer: keys and values [batch, kv_heads, positions, dim].
+        self._caches = torch.empty(layers, 2, batch, kv_heads, positions, dim).unbind(0)
+        self._flat = [cache.flatten(1, 2).unbind(0) for cache in self._caches]
         self._first = 0
 
     def advance(self, first: int) -> None:
@@ -168,16 +172,17 @@ class RowAttention:
         batch, (rows, kv_heads, dim) = self._batch, key.shape
         t, group = rows // batch, query.shape[1] // kv_heads
         end = self._first + t
-        for cache, new in ((self._keys, key), (self._values, value)):
-            cache[layer, :, self._first : end].view(batch, kv_heads, t, dim).copy_(
-                new.view(batch, t, kv_heads, dim).transpose(1, 2)
-            )
+        for cache, new in zip(self._caches[layer].unbind(0), (key, value), strict=True):
+            by_head = new.view(batch, t, kv_heads, dim).transpose(1, 2)
+            cache[:, :, self._first : end].copy_(by_head)
+        keys, values = self._flat[layer]
         query32 = (widen(query) * dim**-0.5).view(batch, t, kv_heads, group, dim)
         query32 = query32.transpose(1, 2).reshape(-1, t * group, dim)
-        scores = torch.bmm(query32, self._keys[layer, :, :end].transpose(1, 2))
-        by_position = scores.view(-1, t, group, end)
-        for later in range(t - 1):
-            by_position[:, later, :, self._first + later + 1 :] = float("-inf")
-        out = torch.bmm(torch.softmax(scores, -1), self._values[layer, :, :end])
+        scores = torch.bmm(query32, keys[:, :end].transpose(1, 2))
+        if t > 1:
+            by_position = scores.view(-1, t, group, end)
+            for later in range(t - 1):
+                by_position[:, later, :, self._first + later + 1 :] = float("-inf")
+        out = torch.bmm(torch.softmax(scores, -1), values[:, :end])
         out = out.view(batch, kv_heads, t, group, dim).transpose(1, 2)
         return narrow(out.reshape(rows, -1), query.dtype)

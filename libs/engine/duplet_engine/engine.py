@@ -51,7 +51,7 @@ class Engine:
         self.model = DualAr(self.model_config, weights)
         if config.dtype == "float32":
             # In bfloat16 nobody is promised the same bits.
-            check_row_independence(self.model.product_shapes)
+            check_row_independence(self.model.product_kinds)
         backbone = self.model_config.backbone
         description = describe_pool(
             layers=backbone.layers,

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from duplet_engine.arithmetic import (
     Linear,
+    ProductKind,
     apply_rope,
     rms_norm,
     rope_tables,
@@ -18,7 +19,7 @@ from duplet_engine.arithmetic import (
 )
 from duplet_engine.attention import Attention, RowAttention
 from duplet_engine.model_config import ModelConfig, TransformerConfig
-from duplet_engine.sampling import Draws, draw_entry, draw_token, gumbel_noise, pad_entries
+from duplet_engine.sampling import Draws, column_noise, draw_entry, draw_token, pad_entries
 
 
 class Block:
@@ -50,8 +51,8 @@ class Block:
     def products(self) -> list[Linear]:
         return [self._wqkv, self._wo, self._w13, self._w2]
 
-    def forward(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attention) -> Tensor:
-        """`x [m, width]` -> [m, width]; `cos, sin [m, 1, head_dim]` of `spread_rope`, at the
+    def forward(self, layer: int, x: Tensor, turns: Tensor, attend: Attention) -> Tensor:
+        """`x [m, width]` -> [m, width]; `turns [m, 1, head_dim / 2]` of `spread_rope`, at the
         rows' positions."""
         c = self._config
         qkv = self._wqkv(rms_norm(x, self._attention_norm, c.norm_eps))
@@ -59,7 +60,7 @@ class Block:
         query_key, value = qkv.split([c.heads + c.kv_heads, c.kv_heads], dim=1)
         if c.qk_norm:
             query_key = rms_norm(query_key, self._qk_norm, c.norm_eps)
-        query_key = apply_rope(query_key, cos, sin)
+        query_key = apply_rope(query_key, turns)
         x = x + self._wo(attend(layer, query_key[:, : c.heads], query_key[:, c.heads :], value))
         gate, up = self._w13(rms_norm(x, self._ffn_norm, c.norm_eps)).chunk(2, dim=-1)
         return x + self._w2(swiglu(gate, up))
@@ -80,7 +81,7 @@ class Transformer:
             Block(config, weights, f"{prefix}.layers.{layer}") for layer in range(config.layers)
         ]
         self._norm = weights[f"{prefix}.norm.weight"]
-        self._cos, self._sin = spread_rope(*rope_tables(config, positions, self._norm.dtype))
+        self._turns = spread_rope(*rope_tables(config, positions, self._norm.dtype))
 
     @property
     def products(self) -> list[Linear]:
@@ -88,9 +89,9 @@ class Transformer:
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """`x [m, width]` at `positions int64 [m]` -> [m, width] before the final norm."""
-        cos, sin = self._cos[positions], self._sin[positions]
+        turns = self._turns[positions]
         for layer, block in enumerate(self._blocks):
-            x = block.forward(layer, x, cos, sin, attend)
+            x = block.forward(layer, x, turns, attend)
         return x
 
     def norm(self, x: Tensor) -> Tensor:
@@ -132,14 +133,14 @@ class DualAr:
             self._small_heads = [heads[size] for size in config.codebook_sizes[1:]]
 
     @property
-    def product_shapes(self) -> set[tuple[int, int]]:
-        """`[n, k]` of every weight that a product is made with."""
+    def product_kinds(self) -> set[ProductKind]:
+        """Of every product that the model makes."""
         products = [self._head, *self._backbone.products]
         if self.config.codebook_transformer is not None:
             products += [*self._small.products, *self._small_heads]
             if self._project is not None:
                 products.append(self._project)
-        return {product.shape for product in products}
+        return {product.kind for product in products}
 
     def embed(self, rows: Tensor) -> Tensor:
         """`rows int64 [m, columns]` -> [m, width]."""
@@ -183,12 +184,10 @@ class DualAr:
             for column 0, int64 [m].
         """
         c = self.config
-        entries = self._head.shape[0]
-        # Noise for a second draw, where one may come.
-        columns = torch.tensor([0, c.columns] if draws.window.any() else [0])
-        noise = gumbel_noise(draws.seed, draws.position, columns, entries)
+        # A second draw of the token has a column's number that no codebook has.
+        noise, redraw = column_noise(draws, 0), column_noise(draws, c.columns)
         index = draw_token(
-            self.token_logits(hidden), draws, recent, self._stop_index, noise[:, 0], noise[:, -1]
+            self.token_logits(hidden), draws, recent, self._stop_index, noise, redraw
         )
         tokens = self._ids[index]
         if not c.codebooks:
@@ -224,7 +223,8 @@ class DualAr:
             if book == 1:
                 out = out.view(m, 2, -1)[:, 1].contiguous()
             logits = self._small_heads[book - 1](self._small.norm(out)).float()
-            logits[:, c.codebook_sizes[book] :] = float("-inf")
+            if c.codebook_sizes[book] < logits.shape[1]:
+                logits[:, c.codebook_sizes[book] :] = float("-inf")
             codes.append(draw_entry(logits, draws, book + 1))
         return torch.stack(codes, dim=1)
 

@@ -10,6 +10,7 @@ first always stays), then divide by the temperature.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,8 @@ REDRAW_TEMPERATURE = 1.0
 REDRAW_TOP_P = 0.9
 ENTRY_TILE = 64
 """Columns of logits are padded to a multiple of this, so that no array has an odd tail."""
+NEAREST = 32
+"""So many of the most probable entries are ranked first; they are nearly always enough."""
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -69,6 +72,17 @@ class Draws:
     window: Tensor
     """int64."""
 
+    def of_rows(self, rows: Tensor) -> Draws:
+        """Of some rows, by their indices."""
+        return Draws(
+            self.seed[rows],
+            self.position[rows],
+            self.temperature[rows],
+            self.top_p[rows],
+            self.top_k[rows],
+            self.window[rows],
+        )
+
 
 def pack_sampling(samplings: list[Sampling], positions: list[int]) -> Draws:
     """One `Draws` for several rows."""
@@ -100,77 +114,118 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def gumbel_noise(seed: Tensor, position: Tensor, columns: Tensor, entries: int) -> Tensor:
+def gumbel_noise(seed: Tensor, position: Tensor, columns: Tensor, entries: Tensor) -> Tensor:
     """Standard Gumbel noise, float64 [m, columns, entries].
 
     Args:
         seed: int64 [m].
         position: int64 [m].
         columns: int64 [c], numbers that tell draws of one row apart.
-        entries: entries a draw chooses from.
+        entries: int64, those that a draw chooses from, broadcastable to the result.
     """
     row_key = _mix(_mix(seed) + (position + 1) * _GOLDEN)
     draw_key = _mix(row_key[:, None] + (columns + 1) * _GOLDEN)
-    bits = _mix(draw_key[:, :, None] + torch.arange(1, entries + 1) * _GOLDEN)
+    bits = _mix(draw_key[:, :, None] + (entries + 1) * _GOLDEN)
     # 52 bits and a half: strictly inside (0, 1), so both logarithms are finite.
     uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
     return -torch.log(-torch.log(uniform))
 
 
-def draw(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Tensor
-) -> Tensor:
+Noise = Callable[[Tensor], Tensor]
+"""Of a draw's entries, int64 [m, e]: float64 [m, e]. Made only for those that are kept."""
+
+
+def column_noise(draws: Draws, column: int) -> Noise:
+    """The noise of each row's `column`."""
+    columns = torch.tensor([column])
+
+    def noise(entries: Tensor) -> Tensor:
+        return gumbel_noise(draws.seed, draws.position, columns, entries[:, None])[:, 0]
+
+    return noise
+
+
+def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Noise) -> Tensor:
     """Draw one entry a row.
 
     Args:
         logits: float32 [m, entries], entries a multiple of ENTRY_TILE, -inf where padded.
         temperature, top_p: float64 [m].
         top_k: int64 [m].
-        noise: float64 [m, entries].
+        noise: of the m rows.
 
     Returns:
         int64 [m]
     """
-    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-    cumulative = torch.exp(ranked - ranked[:, :1]).double().cumsum(-1)
-    keep = cumulative <= top_p[:, None] * cumulative[:, -1:]
-    rank = torch.arange(logits.shape[1])
+    shares = torch.softmax(logits, -1)
+    most = top_p * shares.double().sum(-1)
+    most = most.masked_fill_(top_p >= 1.0, float("inf"))[:, None]
+    if logits.shape[1] <= NEAREST:
+        return _draw_ranked(logits, shares, None, temperature, most, top_k, noise)[0]
+    # In order of entries, so that a stable sort leaves equal ones in that order.
+    nearest = logits.topk(NEAREST, sorted=False).indices.sort().values
+    drawn, settled = _draw_ranked(logits, shares, nearest, temperature, most, top_k, noise)
+    if settled.all():
+        return drawn
+    every = _draw_ranked(logits, shares, None, temperature, most, top_k, noise)[0]
+    return torch.where(settled, drawn, every)
+
+
+def _draw_ranked(
+    logits: Tensor,
+    shares: Tensor,
+    chosen: Tensor | None,
+    temperature: Tensor,
+    most: Tensor,
+    top_k: Tensor,
+    noise: Noise,
+) -> tuple[Tensor, Tensor]:
+    """As `draw`, among the entries `chosen` int64 [m, e], the most probable ones, or among all;
+    and bool [m], whether it kept none that equals the least probable of them: then no entry
+    that was not chosen would have been kept."""
+    if chosen is None:
+        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+    else:
+        ranked, place = logits.gather(1, chosen).sort(dim=-1, descending=True, stable=True)
+        order = chosen.gather(1, place)
+    keep = shares.gather(1, order).double().cumsum(-1) <= most
+    rank = torch.arange(order.shape[1])
     keep &= (rank < top_k[:, None]) | (top_k == 0)[:, None]
     keep[:, 0] = True
+    settled = ~(keep & (ranked == ranked[:, -1:])).any(-1)
     greedy = temperature == 0
     scaled = ranked.double() / temperature.masked_fill(greedy, 1.0)[:, None]
-    scores = (scaled + noise.gather(1, order)).masked_fill_(~keep, float("-inf"))
+    scores = (scaled + noise(order)).masked_fill_(~keep, float("-inf"))
     best = scores.argmax(-1).masked_fill_(greedy, 0)
-    return order.gather(1, best[:, None])[:, 0]
+    return order.gather(1, best[:, None])[:, 0], settled
 
 
 def draw_entry(logits: Tensor, draws: Draws, column: int) -> Tensor:
-    """As `draw`, with the noise of a row's `column`, which is made only for rows that have a
+    """As `draw` with the noise of a row's `column`, which is asked only of rows that have a
     choice: a codebook's most probable entry often fills `top_p` alone."""
     drawn = logits.argmax(-1)
-    open_rows = _has_choice(logits, draws).nonzero()[:, 0]
+    open_rows = _has_choice(logits, drawn, draws).nonzero()[:, 0]
     if len(open_rows):
-        seed, position = draws.seed[open_rows], draws.position[open_rows]
-        noise = gumbel_noise(seed, position, torch.tensor([column]), logits.shape[1])
+        some = draws.of_rows(open_rows)
         drawn[open_rows] = draw(
             logits[open_rows],
-            draws.temperature[open_rows],
-            draws.top_p[open_rows],
-            draws.top_k[open_rows],
-            noise[:, 0],
+            some.temperature,
+            some.top_p,
+            some.top_k,
+            column_noise(some, column),
         )
     return drawn
 
 
-def _has_choice(logits: Tensor, draws: Draws) -> Tensor:
+def _has_choice(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     """bool [m], False only where `draw` keeps nothing but the most probable entry. The margin is
     far beyond what sums in another order differ by."""
-    total = torch.exp(logits - logits.amax(-1, keepdim=True)).sum(-1).double()
-    return (draws.temperature > 0) & (total * draws.top_p > 1.0 - 1e-3)
+    share = torch.softmax(logits, -1).gather(1, best[:, None])[:, 0]
+    return (draws.temperature > 0) & (share * (1.0 - 1e-3) < draws.top_p)
 
 
 def draw_token(
-    logits: Tensor, draws: Draws, recent: Tensor, stop_index: int, noise: Tensor, redraw: Tensor
+    logits: Tensor, draws: Draws, recent: Tensor, stop_index: int, noise: Noise, redraw: Noise
 ) -> Tensor:
     """Draw column 0 as an index into the drawable ids, repetition-aware.
 
@@ -182,7 +237,7 @@ def draw_token(
         draws: the batch's sampling.
         recent: int64 [m, LONGEST_WINDOW], indices drawn before, newest last, -1 where none.
         stop_index: index of the stop id.
-        noise, redraw: float64 [m, entries], independent.
+        noise, redraw: of the m rows, independent.
 
     Returns:
         int64 [m]
