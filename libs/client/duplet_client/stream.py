@@ -67,7 +67,8 @@ def set_field(
     try:
         setattr(message, field, value)
     except (TypeError, ValueError, UnicodeError) as error:
-        raise InvalidInput(reason, f"{name}: {value!r} cannot be sent: {error}") from error
+        why = str(error).removesuffix(f": {value}")
+        raise InvalidInput(reason, f"{name}: {value!r} cannot be sent: {why}") from error
 
 
 @dataclass(slots=True)

@@ -124,6 +124,7 @@ async def _run_process(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_BYTES,
+        process_group=0,  # A terminal's Ctrl-C is ours.
     )
     assert process.stdin is not None and process.stdout is not None
     stopping = asyncio.create_task(_close_at(stop, process.stdin)) if stop else None

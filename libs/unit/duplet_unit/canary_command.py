@@ -23,7 +23,7 @@ from duplet_canary.watch import Watch
 from duplet_client.client import DEFAULT_TIMEOUT_S
 from duplet_unit.both_units import both_units
 from duplet_unit.gpus import model_settings
-from duplet_unit.terminal import INTERRUPTED, run, told
+from duplet_unit.terminal import INTERRUPTED, check_address, run, told
 from duplet_unit.unit import dial_address
 from duplet_unit.up import signals_to
 
@@ -43,8 +43,12 @@ DAMAGE_VARIABLE = "DUPLET_DECODE_DAMAGE_PAGES"
 
 
 def canary(
-    monolith: Annotated[str | None, typer.Option(help="Address of the monolith's lb.")] = None,
-    unit: Annotated[str | None, typer.Option(help="Address of the unit's lb.")] = None,
+    monolith: Annotated[
+        str | None, typer.Option(callback=check_address, help="Address of the monolith's lb.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(callback=check_address, help="Address of the unit's lb.")
+    ] = None,
     start: Annotated[
         bool, typer.Option("--start", help="Start both here, on the CPU, and stop them after.")
     ] = False,
@@ -77,7 +81,9 @@ def canary(
     ] = 0.5,
     at_once: Annotated[int, typer.Option(min=1, max=1024, help="Pairs spoken at once.")] = 8,
     listeners: Annotated[int, typer.Option(min=1, max=256, help="Listening processes.")] = 1,
-    first_seed: Annotated[int, typer.Option(min=0, max=1 << 40)] = 0,
+    first_seed: Annotated[
+        int, typer.Option(min=0, max=1 << 40, help="Of the first pair; each has the next.")
+    ] = 0,
     log: Annotated[
         Path | None, typer.Option(dir_okay=False, help="A line a pair; a run goes on from it.")
     ] = None,

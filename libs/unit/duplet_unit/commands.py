@@ -29,7 +29,7 @@ from duplet_unit.load_commands import bench, replay, trace_app
 from duplet_unit.output_files import replacing
 from duplet_unit.speaking import add_speaking_commands
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
-from duplet_unit.terminal import FAILED, ending, run, shown, told
+from duplet_unit.terminal import FAILED, Address, Seed, ending, run, shown, told
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
     LISTEN_VARIABLE,
@@ -51,9 +51,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Duplet: speech models on two GPUs of one machine, prefill beside decode.",
 )
-Address = Annotated[
-    str, typer.Option(envvar=LISTEN_VARIABLE, help="Where lb listens: HOST:PORT or unix:PATH.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Rows = Annotated[
     Path | None,
@@ -140,9 +137,7 @@ def generate(
     text: Annotated[str | None, typer.Argument(help="What to say.")] = None,
     rows: Rows = None,
     voice: Voice = "amber",
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="The same seed and prompt, the same rows.")
-    ] = None,
+    seed: Seed = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Most output rows.")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 to 5; 0 takes the most probable. Default: the model's.")
@@ -184,7 +179,7 @@ def generate(
             if text is not None:
                 prompt, notice = prompt_from_text(spec, text, voice)
                 if notice:
-                    told.print(notice, highlight=False)
+                    told.print(notice, highlight=False, markup=False, soft_wrap=True)
             else:
                 assert rows is not None
                 prompt = prompt_from_file(spec, rows)
@@ -279,6 +274,8 @@ def waterfall(
         else:
             timelines = [run(send_request(address, text, rows, voice, max_rows))]
         show_timelines(timelines, draft, shown)
+    if out is not None:
+        print(f"written to {out}")
 
 
 @app.command()

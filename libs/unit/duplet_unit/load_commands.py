@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,15 +18,16 @@ from duplet_load.summary import describe, save, summarize
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival, Shape, TraceError, cut_trace, read_trace, write_trace
 from duplet_unit.output_files import filling, replacing
-from duplet_unit.terminal import ending, run, told, with_pictures
-from duplet_unit.unit import DEFAULT_LISTEN, LISTEN_VARIABLE, dial_address
+from duplet_unit.terminal import Address, ending, run, told, with_pictures
+from duplet_unit.unit import DEFAULT_LISTEN, dial_address
 
+NO_ROWS = (
+    "duplet: no row came. Prompts are made up here, which suits models of random weights: "
+    "`duplet up --model tiny` starts one"
+)
 ALL = 1e12
 """Seconds; longer than any trace."""
 
-Address = Annotated[
-    str, typer.Option(envvar=LISTEN_VARIABLE, help="Where lb listens: HOST:PORT or unix:PATH.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Processes = Annotated[int, typer.Option(min=1, help="Client processes.")]
 Out = Annotated[
@@ -99,7 +101,9 @@ def replay(
     requests: Annotated[int, typer.Option(min=0, help="Most requests; 0: all.")] = 0,
     prompt_rows: PromptRows = (1_000, 2_000),
     output_rows: OutputRows = (21, 630),
-    rows_per_token: Annotated[float, typer.Option(min=0.01)] = 6.0,
+    rows_per_token: Annotated[
+        float, typer.Option(min=0.01, help="Output rows for a token of a text model.")
+    ] = 6.0,
     rows_per_message: RowsPerMessage = 1,
     processes: Processes = 2,
     out: Out = None,
@@ -131,7 +135,7 @@ def replay(
 @trace_app.command()
 def synth(
     out: Annotated[Path, typer.Argument(dir_okay=False, help="File to write.")],
-    requests: Annotated[int, typer.Option(min=1)] = 1_000,
+    requests: Annotated[int, typer.Option(min=1, help="How many.")] = 1_000,
     rate: Annotated[float, typer.Option(min=0.001, help="Arrivals a second.")] = 10.0,
     burstiness: Burstiness = 1.0,
     prompt_rows: PromptRows = (1_000, 2_000),
@@ -179,6 +183,8 @@ def _send(
             outcome = run(run_load(load, arrivals, show), as_json=as_json)
         summary = summarize(outcome)
         print(json.dumps(summary) if as_json else describe(summary))
+        if not summary["rows"]:
+            print(NO_ROWS, file=sys.stderr)
         if draft is not None:
             save(outcome, draft)
             if plots:

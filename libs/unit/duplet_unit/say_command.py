@@ -20,8 +20,8 @@ from duplet_pages.spec import ModelSpec
 from duplet_unit.ask import known_spec
 from duplet_unit.say import Said, SayOptions, check_spoken, say
 from duplet_unit.say_output import RAW_FORMAT, Write, find_player, player, raw_stream, wav_file
-from duplet_unit.terminal import FAILED, run, shown, told
-from duplet_unit.unit import DEFAULT_LISTEN, LISTEN_VARIABLE, dial_address
+from duplet_unit.terminal import FAILED, Address, Seed, run, shown, told
+from duplet_unit.unit import DEFAULT_LISTEN, dial_address
 from duplet_voice.codec import load_codec
 from duplet_voice.front_end import VoiceFrontEnd
 from duplet_voice.phonemes import MOST_CHARACTERS, read_text
@@ -41,8 +41,10 @@ def say_command(
     stream: Annotated[
         bool, typer.Option("--stream", help=f"Raw samples to stdout: {RAW_FORMAT}.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed, the same speech.")] = None,
-    temperature: Annotated[float | None, typer.Option()] = None,
+    seed: Seed = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 to 5; less is more even. Default: the voice's.")
+    ] = None,
     max_rows: Annotated[
         int | None, typer.Option(min=1, help="Most rows of each piece of the text.")
     ] = None,
@@ -51,15 +53,7 @@ def say_command(
         typer.Option("--timeout", min=0.001, max=86_400, help="Seconds, for each piece."),
     ] = 120.0,
     list_voices: Annotated[bool, typer.Option("--list", help="Show the voices.")] = False,
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address",
-            "-a",
-            envvar=LISTEN_VARIABLE,
-            help="Where lb listens: HOST:PORT or unix:PATH.",
-        ),
-    ] = DEFAULT_LISTEN,
+    address: Address = DEFAULT_LISTEN,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Say a text with the built-in voices: to a WAV file, a player or stdout."""
@@ -80,7 +74,7 @@ def say_command(
         assert spoken is not None
         notice = read_text(spoken).notice
         if notice:
-            told.print(notice, highlight=False, markup=False)
+            told.print(notice, highlight=False, markup=False, soft_wrap=True)
         async with AsyncClient(dial_address(address)) as client, AsyncExitStack() as outputs:
             spec = speaking_spec(await known_spec(client))
             pieces = VoiceFrontEnd(spec).pieces(spoken, voice)
@@ -136,6 +130,7 @@ def read_file(name: str) -> str:
     """
     # Characters of UTF-8 have at most four bytes; what is longer need not be read.
     most = 4 * MOST_CHARACTERS + 1
+    called = "stdin" if name == "-" else name
     if name == "-" and sys.stdin is None:
         raise InvalidInput(Reason.INVALID_REQUEST, "file: stdin is closed")
     try:
@@ -147,14 +142,14 @@ def read_file(name: str) -> str:
         if len(data) == most:
             raise InvalidInput(
                 Reason.INVALID_REQUEST,
-                f"file: {name} has more than {MOST_CHARACTERS} characters; send it in parts",
+                f"file: {called} has more than {MOST_CHARACTERS} characters; send it in parts",
             )
         return data.decode("utf-8-sig")
     except OSError as error:
-        raise InvalidInput(Reason.INVALID_REQUEST, f"file: {name}: {error.strerror}") from error
+        raise InvalidInput(Reason.INVALID_REQUEST, f"file: {called}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(
-            Reason.INVALID_REQUEST, f"file: {name} is no UTF-8 text: {error}"
+            Reason.INVALID_REQUEST, f"file: {called} is no UTF-8 text: {error}"
         ) from error
 
 

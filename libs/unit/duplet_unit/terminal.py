@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from grpc import StatusCode
@@ -15,8 +15,10 @@ from rich.console import Console
 
 from duplet_client import GenerateError
 from duplet_core.errors import DupletError, InvalidInput
+from duplet_pages.prompt import MOST_SEED
+from duplet_runtime.addresses import check_listen
 from duplet_runtime.settings import SettingsError
-from duplet_unit.unit import UnitError
+from duplet_unit.unit import LISTEN_VARIABLE, UnitError
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -24,6 +26,34 @@ INTERRUPTED = 130
 """By Ctrl-C, as a shell counts it."""
 
 Result = TypeVar("Result")
+
+
+def check_address(value: str | None) -> str | None:
+    """What an option names as an address; None where it is not given.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    try:
+        return None if value is None else check_listen(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar=LISTEN_VARIABLE,
+        callback=check_address,
+        help="Where lb listens: HOST:PORT or unix:PATH.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, max=MOST_SEED, help="The same seed and prompt, the same answer."),
+]
 
 shown = Console()
 told = Console(stderr=True)
