@@ -70,8 +70,23 @@ class GpuPlace:
             owner.close()
 
 
+@pytest.fixture(scope="module")
+def shared_place() -> Iterator[GpuPlace]:
+    """Starting owners takes most of a test's time: those that outlive a test serve the next."""
+    made = GpuPlace()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def place() -> Iterator[GpuPlace]:
+def place(shared_place: GpuPlace) -> GpuPlace:
+    shared_place.transports = GpuPlace.transports
+    return shared_place
+
+
+@pytest.fixture
+def mortal_place() -> Iterator[GpuPlace]:
+    """Owners of the test's own, to be killed."""
     made = GpuPlace()
     yield made
     made.close()
@@ -92,8 +107,8 @@ async def test_a_stopped_kvproxy(place: GpuPlace, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["source", "dest"])
-async def test_a_dead_owner(place: GpuPlace, run_dir: Path, index: int) -> None:
-    await service_faults.kill_owner_during_moves(place, run_dir, index)
+async def test_a_dead_owner(mortal_place: GpuPlace, run_dir: Path, index: int) -> None:
+    await service_faults.kill_owner_during_moves(mortal_place, run_dir, index)
 
 
 @pytest.mark.parametrize("transport", ["pages", "push", "pull", "staged", "host"])
