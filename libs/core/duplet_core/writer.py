@@ -251,4 +251,4 @@ class WriterMachine(Machine):
 
 
 def _within(pages: tuple[int, ...], total: int) -> bool:
-    return all(0 <= page < total for page in pages)
+    return not pages or (min(pages) >= 0 and max(pages) < total)

@@ -78,9 +78,10 @@ def page_numbers(field: str, pages: Sequence[int], rows: int) -> tuple[int, ...]
     """Pages that hold `rows` rows: at least one row a page, each page once."""
     if not 1 <= len(pages) <= rows:
         raise refuse(field, f"{len(pages)} pages for {rows} rows")
-    if len(set(pages)) != len(pages):
+    numbers = tuple(pages)  # once: protobuf makes an object of each number every time
+    if len(set(numbers)) != len(numbers):
         raise refuse(field, "a page is named twice")
-    return tuple(pages)
+    return numbers
 
 
 def packed_rows(field: str, data: bytes, rows: int) -> bytes:
