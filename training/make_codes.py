@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--shards", type=Path, required=True)
     parser.add_argument("--codec", type=Path, help="an existing one; fitted where not given")
     parser.add_argument("--voices-each", type=int, default=len(SPEAKERS), help="of a recording")
+    parser.add_argument("--seed", type=int, default=1, help="of voices, offsets and tempi")
+    parser.add_argument("--tempo-spread", type=float, default=0.0, help="0.03: by up to 3 %%")
     parser.add_argument("--beside", type=Path, help="codes of these shards, in other voices")
     parser.add_argument("--sample-rows", type=int, default=400_000, help="that the codec sees")
     parser.add_argument("--rounds", type=int, default=_ROUNDS)
@@ -126,15 +128,18 @@ def main() -> None:
     phonemes, lengths, frames = read_shards(args.shards)
     frames = frames.to(args.device)
     firsts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(args.seed)
     wanted = choose_voices(rng, len(lengths), args.voices_each, args.beside)
     places, counts = [], []
     for speaker, chosen in zip(SPEAKERS.values(), wanted, strict=True):
         offsets = rng.integers(0, STACK, len(lengths))
+        tempi = speaker.tempo * (1.0 + args.tempo_spread * rng.uniform(-1.0, 1.0, len(lengths)))
         # A recording that is not for this voice has no rows in it.
         placed = [
-            place_rows(length if is_chosen else 0, speaker.tempo, int(offset))
-            for length, offset, is_chosen in zip(lengths, offsets, chosen, strict=True)
+            place_rows(length if is_chosen else 0, float(tempo), int(offset))
+            for length, tempo, offset, is_chosen in zip(
+                lengths, tempi, offsets, chosen, strict=True
+            )
         ]
         counts.append([len(place) // STACK for place in placed])
         places.append(np.concatenate([p + first for p, first in zip(placed, firsts, strict=True)]))
