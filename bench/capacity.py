@@ -18,14 +18,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.levels import Limits, run_levels
+from bench.levels import Broken, Limits, run_levels
 from bench.points import Point, Store, best, next_levels
 from bench.results import Report
 from duplet_client import GenerateError
 from duplet_core.errors import DupletError
-from duplet_load.generator import WORKER
+from duplet_load.generator import WORKER, Load, run_load
 from duplet_load.summary import FLOOR, quantile
-from duplet_load.synth import Synth
+from duplet_load.synth import Synth, make_trace
 from duplet_unit.events import Event
 from duplet_unit.gpus import on_gpus
 from duplet_unit.unit import (
@@ -49,6 +49,8 @@ FIRST_SHARE_BURSTS = {2: 0.6, 1: 0.3}
 monolith's prompts wait for each other and for steps."""
 BURST_WINDOWS = 4 / 3
 """So much longer are levels of bursts, of which each has few."""
+WARMING = 12
+"""Listeners before anything is measured, who ask twice."""
 READY_S = 150.0
 """No system takes so long to start."""
 LOG_BYTES = 1500
@@ -262,6 +264,19 @@ class Search:
                 print(f"{name}: no level came to its end", flush=True)
                 return
 
+    async def warm_up(self, system: System, mix: Mix, address: str) -> None:
+        """Requests that nobody judges: what a system builds at first use, it builds for them.
+
+        Raises:
+            Broken: one of them failed.
+        """
+        listeners = min(WARMING, self.most_streams)
+        synth = replace(mix.synth, requests=2 * listeners, label="warm-up/")
+        load = Load(address, 1, listeners, timeout_s=READY_S, worker=system.worker)
+        outcome = await run_load(load, make_trace(synth), lambda _: None)
+        if ends := {record.outcome for record in outcome.records if not record.well}:
+            raise Broken(f"the first requests ended so: {', '.join(sorted(ends))}")
+
     def is_over(self, system: System, mix: Mix) -> bool:
         return not self.levels(system, mix)
 
@@ -297,6 +312,7 @@ async def find_on(
             left = list(of)
             try:
                 async with running(system, environment, own, longest_prompt) as address:
+                    await search.warm_up(system, of[0], address)
                     while left:
                         mix = left.pop(0)
                         await search.find(system, mix, address)

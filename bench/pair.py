@@ -48,6 +48,7 @@ async def run_on_unit(bench: Bench, items: Sequence[str]) -> int:
         try:
             longest = bench.longest_prompt
             async with running(UNIT, bench.environment, bench.gpus, longest) as address:
+                await bench.search.warm_up(UNIT, bench.base, address)
                 while waiting:
                     job = waiting.pop(0)
                     await job[1](address)

@@ -153,6 +153,11 @@ async def test_each_monolith_has_a_gpu_of_its_own(
             raise RuntimeError("breaks")
 
     monkeypatch.setattr(capacity, "running", running)
+
+    async def warm_up(search: Search, system: System, mix: Mix, address: str) -> None:
+        assert address == system.name
+
+    monkeypatch.setattr(Search, "warm_up", warm_up)
     monkeypatch.setattr(Search, "find", find)
     search = make_search(tmp_path)
     both = [Mix("first", Synth()), Mix("second", Synth())]
