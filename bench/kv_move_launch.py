@@ -83,8 +83,10 @@ def measure(page_rows: int, is_cold: bool, rounds: int = ROUNDS) -> dict[str, fl
     count = ROWS // page_rows
     pages = POOL_ROWS // page_rows
     lists = [
-        [chance.permutation(pages)[:count].tolist() for _ in range(2)] for _ in range(VARIANTS)
+        [tuple(chance.permutation(pages)[:count].tolist()) for _ in range(2)]
+        for _ in range(VARIANTS)
     ]
+    packing = struct.Struct(f"={count}q")
     swept = np.zeros(SWEPT_BYTES, np.uint8)
     times: dict[str, list[int]] = {"check": [], "launch": [], "whole": [], "packing": []}
     with ExitStack() as stack:
@@ -109,7 +111,7 @@ def measure(page_rows: int, is_cold: bool, rounds: int = ROUNDS) -> dict[str, fl
             times["whole"].append(launched_ns - began_ns)
             began_ns = time.perf_counter_ns()
             for numbers in (from_pages, to_pages):
-                struct.pack(f"={count}q", *numbers)
+                packing.pack(*numbers)
             times["packing"].append(time.perf_counter_ns() - began_ns)
     assert driver.launches == rounds
     return {name: statistics.median(values) / 1e3 for name, values in times.items()}

@@ -63,10 +63,11 @@ class Bench:
         self.source.ask(do="load", kind="matmul" if busy else "")
         self.dest.ask(do="load", kind="sum" if busy else "")
 
-    def pages(self, owner: OwnerProcess, rows: int) -> list[int]:
+    def pages(self, owner: OwnerProcess, rows: int) -> tuple[int, ...]:
+        """A tuple, as core gives them to the mover."""
         d = owner.description
         count = -(-rows // d.page_rows)
-        return self.random.permutation(d.pages)[:count].tolist()  # type: ignore[no-any-return]
+        return tuple(self.random.permutation(d.pages)[:count].tolist())
 
     def mover(self, transport: GpuTransport, rows: int, lists: Any = None) -> Move:
         """Move random pages, or those of `lists`, by a transport, planning included."""

