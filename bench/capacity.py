@@ -1,43 +1,28 @@
 """How many streams do two cards carry, as a unit and as two monoliths?
 
-For each mix of requests and each system: the most streams at which nothing stalls, every stream
-has 42 rows/s or more, every request ends well and TTFA p95 stays within its limit. Systems: the
-unit (1P1D, two cards), the monolith that computes whole prompts between decode steps, and the
-monolith with chunks, whose size is tuned over a grid (one card each). All get the same voices,
-lengths and seeds. `bench.pair` runs it; `bench.levels` says how one system is loaded.
+For each mix of requests and each system (`bench.systems`): the most streams at which nothing
+stalls, every stream has 42 rows/s or more, every request ends well and TTFA p95 stays within its
+limit. `bench.pair` runs it; `bench.levels` says how one system is loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.levels import Broken, Limits, run_levels
 from bench.points import Point, Store, best, next_levels
 from bench.results import Report
+from bench.systems import MONOLITH, READY_S, UNIT, Mix, System, running
 from duplet_client import GenerateError
 from duplet_core.errors import DupletError
-from duplet_load.generator import WORKER, Load, run_load
+from duplet_load.generator import Load, run_load
 from duplet_load.summary import FLOOR, quantile
 from duplet_load.synth import Synth, make_trace
-from duplet_unit.events import Event
-from duplet_unit.gpus import on_gpus
-from duplet_unit.unit import (
-    MONOLITH_STAGES,
-    STAGES,
-    free_local_address,
-    monolith_services,
-    owned_run_dir,
-    unit_environment,
-    unit_services,
-)
-from duplet_unit.up import in_background, make_supervisor
 
 MOST_LEVELS = 12
 """In one run."""
@@ -51,33 +36,8 @@ BURST_WINDOWS = 4 / 3
 """So much longer are levels of bursts, of which each has few."""
 WARMING = 12
 """Listeners before anything is measured, who ask twice."""
-READY_S = 150.0
-"""No system takes so long to start."""
-LOG_BYTES = 1500
 FAILURES = (RuntimeError, DupletError, GenerateError, OSError)
 """Of one system; what can be measured without it goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """A kind of workload."""
-
-    name: str
-    synth: Synth
-
-
-@dataclass(frozen=True, slots=True)
-class System:
-    """What is measured."""
-
-    name: str
-    cards: int
-    chunk_rows: int = 0
-    """Of a monolith; 0: whole prompts."""
-    lb: str = ""
-    """Module that runs as lb; empty: lb itself."""
-    worker: str = WORKER
-    """Module of the client processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,86 +51,6 @@ class Costs:
     """A prompt of a new voice."""
     cached: float
     """A prompt whose voice is known."""
-
-
-UNIT = System("1P1D", 2)
-UNPACKED = System("1P1D, prompts as JSON", 2, 0, "bench.unpacked_lb", "bench.unpacked_worker")
-MONOLITH = System("monolith", 1)
-
-
-def chunked(chunk_rows: int) -> System:
-    return System(f"monolith, chunks of {chunk_rows}", 1, chunk_rows)
-
-
-def mixes(prompt_rows: Sequence[int], output_rows: Sequence[int]) -> list[Mix]:
-    """Half of the voices cold, warm, and bursts; lengths: least and most rows."""
-    warm = Synth(
-        *(1, 1.0, 0.0),
-        voices=30,
-        cold=0.02,
-        prompt_least=prompt_rows[0],
-        prompt_most=prompt_rows[1],
-        output_least=output_rows[0],
-        output_most=output_rows[1],
-        seed=11,
-    )
-    return [
-        Mix("half cold", replace(warm, cold=0.5)),
-        Mix("warm, smooth", warm),
-        Mix("bursts", replace(warm, cold=0.1, burstiness=4.0)),
-    ]
-
-
-@asynccontextmanager
-async def running(
-    system: System, environment: Mapping[str, str], gpus: Sequence[str], longest_prompt: int
-) -> AsyncIterator[str]:
-    """Start the system, stop it afterwards; its address. What its services said last is shown
-    where it does not start or the context fails.
-
-    Raises:
-        RuntimeError, TimeoutError: it does not start.
-    """
-    is_unit = system.cards == UNIT.cards
-    chunk_rows = system.chunk_rows or longest_prompt
-    settings = {} if is_unit else {"DUPLET_MONOLITH_CHUNK_ROWS": str(chunk_rows)}
-    with owned_run_dir(None) as run_dir:
-        listen = free_local_address()
-        make = unit_services if is_unit else monolith_services
-        services = make(run_dir, listen, unit_environment({**environment, **settings}))
-        if system.lb:
-            command = (sys.executable, "-m", system.lb)
-            services = [replace(s, argv=command) if s.name == "lb" else s for s in services]
-        if gpus:
-            services = on_gpus(services, gpus if is_unit else gpus[:1])
-        stages = STAGES if is_unit else MONOLITH_STAGES
-
-        def tell_trouble(event: Event) -> None:
-            if event.kind in ("exited", "gave_up"):
-                print(f"{system.name}: {event.service} {event.kind}: {event.how}", flush=True)
-
-        supervisor = make_supervisor(services, run_dir, tell_trouble, stages)
-        try:
-            async with in_background(supervisor):
-                began_s = time.monotonic()
-                async with asyncio.timeout(READY_S):
-                    is_ready = await supervisor.wait_ready()
-                if not is_ready:
-                    raise RuntimeError(f"{system.name} does not start: {supervisor.failure}")
-                print(f"{system.name}: ready after {time.monotonic() - began_s:.1f} s", flush=True)
-                yield listen
-        except BaseException:
-            _show_logs(run_dir / "logs")
-            raise
-
-
-def _show_logs(folder: Path) -> None:
-    for path in sorted(folder.iterdir()):
-        if tail := path.read_bytes()[-LOG_BYTES:].decode(errors="replace"):
-            print(f"--- {path.name}\n{tail}", flush=True)
-
-
-# --- where a search begins --------------------------------------------------------------
 
 
 def read_costs(measured: Path) -> Costs:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.capacity import UNIT, running
 from bench.results import MEASUREMENTS, Report
+from bench.systems import UNIT, running
 from duplet_load.generator import Load, Outcome, run_load
 from duplet_load.record import Record
 from duplet_load.summary import FLOOR, quantile

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.capacity import FAILURES, UNIT, Search, mixes, read_costs, running, tell_failure
+from bench.capacity import FAILURES, Search, read_costs, tell_failure
 from bench.levels import Limits
 from bench.pair_items import (
     NAME,
@@ -34,6 +34,7 @@ from bench.pair_items import (
 from bench.points import Store
 from bench.processes import clean_environment
 from bench.results import MEASUREMENTS, ROOT
+from bench.systems import UNIT, mixes, running
 from duplet_unit.gpus import model_settings
 
 ITEMS = ("unit", "waterfall", "replay", "unpacked", "monoliths")

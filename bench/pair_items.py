@@ -9,21 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.capacity import (
-    MONOLITH,
-    UNIT,
-    UNPACKED,
-    Mix,
-    Search,
-    System,
-    chunked,
-    find_on,
-    pick_chunk,
-    report_ratios,
-    report_system,
-)
+from bench.capacity import Search, find_on, pick_chunk, report_ratios, report_system
 from bench.points import Store, best
 from bench.results import Report
+from bench.systems import MONOLITH, UNIT, UNPACKED, Mix, System, chunked
 from duplet_client import AsyncClient
 from duplet_load.generator import Load, Outcome, run_load
 from duplet_load.record import Record

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.capacity import UNIT, running
 from bench.processes import clean_environment
 from bench.results import Report, quantile
+from bench.systems import UNIT, running
 from duplet_client import AsyncClient, Rows, SamplingOptions
 from duplet_core.playback import AUDIO_ROWS
 from duplet_models import directory

@@ -12,17 +12,10 @@ import pytest
 
 from bench import capacity
 from bench.capacity import (
-    MONOLITH,
-    UNIT,
-    UNPACKED,
     Costs,
-    Mix,
     Search,
-    System,
-    chunked,
     find_on,
     foretell,
-    mixes,
     pick_chunk,
     report_ratios,
     report_system,
@@ -30,6 +23,7 @@ from bench.capacity import (
 from bench.levels import Limits
 from bench.points import Point, Store, best, next_levels
 from bench.results import Report
+from bench.systems import MONOLITH, UNIT, UNPACKED, Mix, System, chunked, mixes
 from duplet_load.synth import Synth
 
 MIX = Mix("any", Synth())

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.capacity import MONOLITH, UNIT, UNPACKED, chunked
 from bench.pair_figures import add_lines
 from bench.results import ROOT, read_results
+from bench.systems import MONOLITH, UNIT, UNPACKED, chunked
 from duplet_load.trace import Arrival, write_trace
 
 SMALL = (
