@@ -11,7 +11,7 @@ import torch
 from duplet_core.engine import FromEngine, Shutdown, Start, ToEngine
 from duplet_core.messages import Sampling
 from duplet_engine.engine import Engine
-from duplet_engine.sampling import Noise
+from duplet_engine.sampling import Noise, gumbel_noise, noise_keys
 from duplet_engine.sequences import open_prefill
 from duplet_engine.tiny import TINY
 from duplet_memory.digest import page_digests
@@ -144,3 +144,10 @@ class FakeLink:
 def table(noise: torch.Tensor) -> Noise:
     """Noise that is known for every entry, [m, entries]."""
     return lambda entries: noise.gather(1, entries)
+
+
+def all_noise(
+    seed: torch.Tensor, position: torch.Tensor, columns: torch.Tensor, entries: int
+) -> torch.Tensor:
+    """A row's noise in some columns for every entry, [m, columns, entries]."""
+    return gumbel_noise(noise_keys(seed, position, columns)[:, :, None], torch.arange(entries))

@@ -18,11 +18,11 @@ from duplet_engine.sampling import (
     draw,
     draw_entry,
     draw_token,
-    gumbel_noise,
+    noise_by_column,
     pack_sampling,
     pad_entries,
 )
-from tests.engine.company import PLAIN, table
+from tests.engine.company import PLAIN, all_noise, table
 
 U64 = (1 << 64) - 1
 
@@ -62,7 +62,7 @@ def plain_draw(
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 12345678901234567890])
 def test_noise_is_the_hash_of_seed_position_column_entry(seed: int) -> None:
     seeds = torch.tensor([as_int64(seed)] * 2)
-    noise = gumbel_noise(seeds, torch.tensor([0, 4095]), torch.tensor([0, 3, 11]), torch.arange(70))
+    noise = all_noise(seeds, torch.tensor([0, 4095]), torch.tensor([0, 3, 11]), 70)
     for row, position in enumerate((0, 4095)):
         for place, column in enumerate((0, 3, 11)):
             for entry in (0, 1, 69):
@@ -72,7 +72,7 @@ def test_noise_is_the_hash_of_seed_position_column_entry(seed: int) -> None:
 
 def test_noise_differs_wherever_one_argument_does_and_is_gumbel() -> None:
     seeds, positions = torch.arange(40) // 20, torch.arange(40) % 20
-    noise = gumbel_noise(seeds, positions, torch.arange(12), torch.arange(64))
+    noise = all_noise(seeds, positions, torch.arange(12), 64)
     assert len(set(noise.flatten().tolist())) == noise.numel()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.03)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.06)
@@ -87,9 +87,7 @@ def test_draws_are_the_plain_ones() -> None:
     temperature = torch.from_numpy(rng.choice([0.0, 0.3, 0.8, 1.0, 2.5], rows))
     top_p = torch.from_numpy(rng.choice([1e-6, 0.3, 0.8, 0.95, 1.0], rows))
     top_k = torch.from_numpy(rng.choice([0, 1, 2, 30, 64], rows))
-    noise = gumbel_noise(
-        torch.arange(rows), torch.arange(rows), torch.tensor([0]), torch.arange(64)
-    )[:, 0]
+    noise = all_noise(torch.arange(rows), torch.arange(rows), torch.tensor([0]), 64)[:, 0]
     drawn = draw(logits, temperature, top_p, top_k, table(noise)).tolist()
     expected = [
         plain_draw(
@@ -109,9 +107,7 @@ def test_frequencies_follow_the_probabilities() -> None:
     rows = 20_000
     logits = torch.full((rows, 64), float("-inf"))
     logits[:, :4] = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
-    noise = gumbel_noise(
-        torch.arange(rows), torch.zeros(rows).long(), torch.tensor([0]), torch.arange(64)
-    )
+    noise = all_noise(torch.arange(rows), torch.zeros(rows).long(), torch.tensor([0]), 64)
     one = torch.ones(rows, dtype=torch.float64)
     drawn = draw(logits, one, one, torch.zeros(rows).long(), table(noise[:, 0]))
     shares = (drawn.bincount(minlength=4) / rows).tolist()
@@ -130,9 +126,9 @@ def test_rows_without_a_choice_draw_as_the_others_do() -> None:
     logits[:50, 9] += torch.linspace(-1e-5, 1e-5, 50)
     draws = pack_sampling([replace(PLAIN, seed=i, top_p=0.9) for i in range(rows)], [5] * rows)
     draws.temperature[::7] = 0.0
-    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([column]), torch.arange(64))[:, 0]
+    noise = all_noise(draws.seed, draws.position, torch.tensor([column]), 64)[:, 0]
     whole = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise))
-    assert torch.equal(draw_entry(logits, draws, column), whole)
+    assert torch.equal(draw_entry(logits, draws, noise_by_column(draws, column + 1)[column]), whole)
     assert (whole != logits.argmax(-1)).any()
 
 
@@ -146,9 +142,7 @@ def test_the_nearest_entries_draw_as_all_do(decimals: int) -> None:
     temperature = torch.from_numpy(rng.choice([0.0, 0.5, 1.0], rows))
     top_p = torch.from_numpy(rng.choice([0.3, 0.8, 0.95, 1.0], rows))
     top_k = torch.from_numpy(rng.choice([0, 1, NEAREST - 1, NEAREST, NEAREST + 1], rows))
-    noise = gumbel_noise(
-        torch.arange(rows), torch.arange(rows), torch.tensor([0]), torch.arange(entries)
-    )[:, 0]
+    noise = all_noise(torch.arange(rows), torch.arange(rows), torch.tensor([0]), entries)[:, 0]
     drawn = draw(logits, temperature, top_p, top_k, table(noise)).tolist()
     for i in range(rows):
         settings = temperature[i].item(), top_p[i].item(), int(top_k[i])
@@ -158,9 +152,7 @@ def test_the_nearest_entries_draw_as_all_do(decimals: int) -> None:
 def test_draws_do_not_depend_on_the_batch() -> None:
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.standard_normal((40, 320)).astype(np.float32))
-    noise = gumbel_noise(torch.arange(40), torch.arange(40), torch.tensor([0]), torch.arange(320))[
-        :, 0
-    ]
+    noise = all_noise(torch.arange(40), torch.arange(40), torch.tensor([0]), 320)[:, 0]
     p = torch.full((40,), 0.9, dtype=torch.float64)
     k = torch.full((40,), 30)
     whole = draw(logits, p, p, k, table(noise))

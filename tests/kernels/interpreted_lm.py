@@ -19,11 +19,11 @@ from duplet_engine.gpu_heads import Places
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_model import GpuModel
 from duplet_engine.gpu_state import Drawn, StreamState
-from duplet_engine.sampling import LONGEST_WINDOW, as_int64, draw, draw_token, gumbel_noise
+from duplet_engine.sampling import LONGEST_WINDOW, as_int64, draw, draw_token
 from duplet_engine.sequences import open_prefill
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_pages.engine_config import EngineConfig
-from tests.engine.company import table
+from tests.engine.company import all_noise, table
 from tests.kernels.interpreted_step import draws_of, make_state
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_wide_draws_are_the_cpus(entries: int, decimals: int) -> None:
     slots = torch.randperm(count, generator=chance).int()
     logits = torch.randn((count, entries), generator=chance).mul_(2).round(decimals=decimals)
     draws = draws_of(state, slots)
-    noise = gumbel_noise(draws.seed, draws.position, torch.tensor([0, 1]), torch.arange(entries))
+    noise = all_noise(draws.seed, draws.position, torch.tensor([0, 1]), entries)
     first = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise[:, 0]))
     # Each stream has just drawn what it would draw now.
     newest = (draws.position - 1) % LONGEST_WINDOW

@@ -22,12 +22,12 @@ from duplet_engine.gpu_model import GpuModel
 from duplet_engine.gpu_norm import launch_add_norm
 from duplet_engine.gpu_state import Drawn, StreamState
 from duplet_engine.model_config import ModelConfig
-from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token, gumbel_noise
+from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw, draw_token
 from duplet_engine.sequences import open_prefill
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_engine.tiny import TINY, tiny_weights
 from duplet_pages.engine_config import EngineConfig
-from tests.engine.company import make_requests, run_prefill_alone, table
+from tests.engine.company import all_noise, make_requests, run_prefill_alone, table
 
 CPU = torch.device("cpu")
 
@@ -99,9 +99,7 @@ def test_draws_are_the_cpus(column: int, entries: int) -> None:
     assert torch.equal(x, drawn.code_embeddings[code].float())
 
     draws = draws_of(state, slots)
-    noise = gumbel_noise(
-        draws.seed, draws.position, torch.tensor([column, 11]), torch.arange(entries)
-    )
+    noise = all_noise(draws.seed, draws.position, torch.tensor([column, 11]), entries)
     if column:
         expected = draw(logits, draws.temperature, draws.top_p, draws.top_k, table(noise[:, 0]))
         assert code.tolist() == expected.tolist()

@@ -20,7 +20,7 @@ from duplet_engine import model as model_module
 from duplet_engine.checkpoint import load_checkpoint
 from duplet_engine.model import DualAr
 from duplet_engine.model_config import ModelConfig
-from duplet_engine.sampling import LONGEST_WINDOW, Draws, draw_entry, pack_sampling
+from duplet_engine.sampling import LONGEST_WINDOW, Draws, Noise, draw_entry, pack_sampling
 from tests.engine.plain_model import PlainModel
 from tests.parity.paged import PagedModel
 from tests.parity.published import FLAT, S2_LIKE, SMALL, write_flat, write_nested, write_pickled
@@ -73,9 +73,9 @@ def test_a_whole_step_is_the_plain_models(
 
     seen: list[Tensor] = []
 
-    def recording_draw(logits: Tensor, draws: Draws, column: int) -> Tensor:
+    def recording_draw(logits: Tensor, draws: Draws, noise: Noise) -> Tensor:
         seen.append(logits)
-        return draw_entry(logits, draws, column)
+        return draw_entry(logits, draws, noise)
 
     monkeypatch.setattr(model_module, "draw_entry", recording_draw)
     recent = torch.full((ROWS, LONGEST_WINDOW), -1)

@@ -159,9 +159,10 @@ class RowAttention:
 
     def __init__(self, layers: int, batch: int, positions: int, kv_heads: int, dim: int) -> None:
         self._batch = batch
-        # Of each layer: keys and values [batch, kv_heads, positions, dim].
-        self._caches = torch.empty(layers, 2, batch, kv_heads, positions, dim).unbind(0)
-        self._flat = [cache.flatten(1, 2).unbind(0) for cache in self._caches]
+        caches = torch.empty(layers, 2, batch, kv_heads, positions, dim).unbind(0)
+        # Views of each layer: its keys and values, and those of each position.
+        self._flat = [cache.flatten(1, 2).unbind(0) for cache in caches]
+        self._places = [[at.unbind(0) for at in cache.unbind(3)] for cache in caches]
         self._first = 0
 
     def advance(self, first: int) -> None:
@@ -172,9 +173,10 @@ class RowAttention:
         batch, (rows, kv_heads, dim) = self._batch, key.shape
         t, group = rows // batch, query.shape[1] // kv_heads
         end = self._first + t
-        for cache, new in zip(self._caches[layer].unbind(0), (key, value), strict=True):
-            by_head = new.view(batch, t, kv_heads, dim).transpose(1, 2)
-            cache[:, :, self._first : end].copy_(by_head)
+        for place in range(t):
+            key_place, value_place = self._places[layer][self._first + place]
+            key_place.copy_(key[place::t])
+            value_place.copy_(value[place::t])
         keys, values = self._flat[layer]
         query32 = (widen(query) * dim**-0.5).view(batch, t, kv_heads, group, dim)
         query32 = query32.transpose(1, 2).reshape(-1, t * group, dim)

@@ -19,7 +19,14 @@ from duplet_engine.arithmetic import (
 )
 from duplet_engine.attention import Attention, RowAttention
 from duplet_engine.model_config import ModelConfig, TransformerConfig
-from duplet_engine.sampling import Draws, column_noise, draw_entry, draw_token, pad_entries
+from duplet_engine.sampling import (
+    Draws,
+    Noise,
+    draw_entry,
+    draw_token,
+    noise_by_column,
+    pad_entries,
+)
 
 
 class Block:
@@ -185,20 +192,22 @@ class DualAr:
         """
         c = self.config
         # A second draw of the token has a column's number that no codebook has.
-        noise, redraw = column_noise(draws, 0), column_noise(draws, c.columns)
+        first, *noises, second = noise_by_column(draws, c.columns + 1)
         index = draw_token(
-            self.token_logits(hidden), draws, recent, self._stop_index, noise, redraw
+            self.token_logits(hidden), draws, recent, self._stop_index, first, second
         )
         tokens = self._ids[index]
         if not c.codebooks:
             return tokens[:, None], index
-        codes = self._draw_codes(hidden, tokens - c.semantic_first, draws)
+        codes = self._draw_codes(hidden, tokens - c.semantic_first, draws, noises)
         stopped = tokens == c.stop_id
         codes.masked_fill_(stopped[:, None], 0)
         return torch.cat((tokens[:, None], codes), dim=1), index
 
-    def _draw_codes(self, hidden: Tensor, first_code: Tensor, draws: Draws) -> Tensor:
-        """Codes int64 [m, codebooks], the first one given."""
+    def _draw_codes(
+        self, hidden: Tensor, first_code: Tensor, draws: Draws, noises: list[Noise]
+    ) -> Tensor:
+        """Codes int64 [m, codebooks], the first one given; `noises` of each codebook."""
         c = self.config
         small = c.codebook_transformer
         assert small is not None
@@ -225,7 +234,7 @@ class DualAr:
             logits = self._small_heads[book - 1](self._small.norm(out)).float()
             if c.codebook_sizes[book] < logits.shape[1]:
                 logits[:, c.codebook_sizes[book] :] = float("-inf")
-            codes.append(draw_entry(logits, draws, book + 1))
+            codes.append(draw_entry(logits, draws, noises[book]))
         return torch.stack(codes, dim=1)
 
 

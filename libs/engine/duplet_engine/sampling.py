@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,17 +73,6 @@ class Draws:
     window: Tensor
     """int64."""
 
-    def of_rows(self, rows: Tensor) -> Draws:
-        """Of some rows, by their indices."""
-        return Draws(
-            self.seed[rows],
-            self.position[rows],
-            self.temperature[rows],
-            self.top_p[rows],
-            self.top_k[rows],
-            self.window[rows],
-        )
-
 
 def pack_sampling(samplings: list[Sampling], positions: list[int]) -> Draws:
     """One `Draws` for several rows."""
@@ -114,18 +104,22 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def gumbel_noise(seed: Tensor, position: Tensor, columns: Tensor, entries: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64 [m, columns, entries].
+def noise_keys(seed: Tensor, position: Tensor, columns: Tensor) -> Tensor:
+    """int64 [m, c], the key of each row's draw for each column.
 
     Args:
         seed: int64 [m].
         position: int64 [m].
         columns: int64 [c], numbers that tell draws of one row apart.
-        entries: int64, those that a draw chooses from, broadcastable to the result.
     """
     row_key = _mix(_mix(seed) + (position + 1) * _GOLDEN)
-    draw_key = _mix(row_key[:, None] + (columns + 1) * _GOLDEN)
-    bits = _mix(draw_key[:, :, None] + (entries + 1) * _GOLDEN)
+    return _mix(row_key[:, None] + (columns + 1) * _GOLDEN)
+
+
+def gumbel_noise(keys: Tensor, entries: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64, of `keys` and of the `entries` that a draw chooses from,
+    both int64 and broadcast."""
+    bits = _mix(keys + (entries + 1) * _GOLDEN)
     # 52 bits and a half: strictly inside (0, 1), so both logarithms are finite.
     uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
     return -torch.log(-torch.log(uniform))
@@ -135,14 +129,10 @@ Noise = Callable[[Tensor], Tensor]
 """Of a draw's entries, int64 [m, e]: float64 [m, e]. Made only for those that are kept."""
 
 
-def column_noise(draws: Draws, column: int) -> Noise:
-    """The noise of each row's `column`."""
-    columns = torch.tensor([column])
-
-    def noise(entries: Tensor) -> Tensor:
-        return gumbel_noise(draws.seed, draws.position, columns, entries[:, None])[:, 0]
-
-    return noise
+def noise_by_column(draws: Draws, columns: int) -> list[Noise]:
+    """The noise of each row's draws in columns 0 to `columns` - 1."""
+    keys = noise_keys(draws.seed, draws.position, torch.arange(columns))
+    return [partial(gumbel_noise, key[:, None]) for key in keys.unbind(1)]
 
 
 def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Noise) -> Tensor:
@@ -200,24 +190,16 @@ def _draw_ranked(
     return order.gather(1, best[:, None])[:, 0], settled
 
 
-def draw_entry(logits: Tensor, draws: Draws, column: int) -> Tensor:
-    """As `draw` with the noise of a row's `column`, which is asked only of rows that have a
-    choice: a codebook's most probable entry often fills `top_p` alone."""
-    drawn = logits.argmax(-1)
-    open_rows = _has_choice(logits, drawn, draws).nonzero()[:, 0]
-    if len(open_rows):
-        some = draws.of_rows(open_rows)
-        drawn[open_rows] = draw(
-            logits[open_rows],
-            some.temperature,
-            some.top_p,
-            some.top_k,
-            column_noise(some, column),
-        )
-    return drawn
+def draw_entry(logits: Tensor, draws: Draws, noise: Noise) -> Tensor:
+    """As `draw`, quicker where no row has a choice: a codebook's most probable entry often fills
+    `top_p` alone."""
+    best = logits.argmax(-1)
+    if not _have_choice(logits, best, draws).any():
+        return best
+    return draw(logits, draws.temperature, draws.top_p, draws.top_k, noise)
 
 
-def _has_choice(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+def _have_choice(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     """bool [m], False only where `draw` keeps nothing but the most probable entry. The margin is
     far beyond what sums in another order differ by."""
     share = torch.softmax(logits, -1).gather(1, best[:, None])[:, 0]
