@@ -9,17 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from duplet_engine.gpu_attend_chunk import ChunkTiles, launch_attend_chunk
 from duplet_engine.gpu_engine import GpuEngine
 from duplet_engine.gpu_pass_graphs import MOST_ROWS, Span
 from duplet_engine.model_config import ModelConfig
 from duplet_engine.shapes import SHAPES, random_weights
 from duplet_pages.engine_config import EngineConfig
+from tests.kernels.paged_rows import make_sequences, plain_attention
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     pytest.mark.timeout(120),
 ]
 
+DEVICE = "cuda"
 CACHED = 300
 PASSES: dict[str, list[Span]] = {
     "one row": [(0, CACHED, 1)],
@@ -57,7 +60,7 @@ def few_layers() -> ModelConfig:
 def engine() -> Iterator[GpuEngine]:
     with torch.inference_mode():
         config = few_layers()
-        weights = random_weights(config, torch.device("cuda", 0), torch.bfloat16)
+        weights = random_weights(config, torch.device(DEVICE, 0), torch.bfloat16)
         settings = EngineConfig(
             "prefill", model="tiny", dtype="bfloat16", pool_pages=320, slots=8, chunk_rows=512
         )
@@ -96,3 +99,26 @@ def test_a_graph_gives_what_its_kernels_give(engine: GpuEngine, name: str) -> No
     assert float(plain.norm()) > 0
     assert float((found[0] - plain).norm() / plain.norm()) < NEAR
     assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("splits", [1, 4, 16])
+def test_attention_of_a_small_pass(splits: int) -> None:
+    """Two prompts, one behind a prefix, against plain torch; what pads is answered with zeros,
+    however much it is, though the numbers in front of the first table name pages full of numbers.
+    """
+    heads, rows = 32, 700
+    s = make_sequences("page-major", 16, 2, rows, 8, 128, torch.bfloat16, DEVICE)
+    s.kv.items.nan_to_num_(nan=3.0)
+    memory = torch.ones((200, s.tables.shape[1]), dtype=torch.int32, device=DEVICE)
+    memory[-2:] = s.tables
+    spans = [(1, 0, 70), (0, 650, 50), (0, -300, 300)]
+    tiles = ChunkTiles.of(spans, heads, 8, torch.device(DEVICE))
+    query = torch.randn((420, heads * 128), device=DEVICE).bfloat16()
+    out = launch_attend_chunk(query, s.kv, 1, memory[-2:], tiles, heads, splits).cpu()
+    assert not out[120:].any()
+    for table, first, count, row in ((1, 0, 70, 0), (0, 650, 50, 70)):
+        for position in range(first, first + count, 7):
+            keys, values = (x[table, 1, : position + 1].cpu() for x in (s.keys, s.values))
+            at = row + position - first
+            expected = plain_attention(query[at].view(heads, 128).cpu(), keys, values)
+            assert float((out[at].double() - expected).norm() / expected.norm()) < NEAR
