@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton  # type: ignore[import-untyped]
 
-from duplet_engine import gpu_linear
+from duplet_engine import gpu_graphs, gpu_linear
 from duplet_engine.gpu_pass_graphs import MOST_ROWS, sizes_up_to
 from duplet_engine.gpu_passes import _WARM_ROWS
 
@@ -37,3 +37,21 @@ def test_no_pass_without_a_graph_meets_a_kernel_that_was_not_built_at_start() ->
     assert {rows % 16 == 0 for rows in _WARM_ROWS} == {True, False}
     assert sizes_up_to(4096)[-1] == MOST_ROWS
     assert sizes_up_to(100) == (16, 32, 64, 100)
+
+
+def test_graphs_that_are_given_back_together_have_a_stream_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch may free a library's workspace with any graph that was captured on its stream."""
+    seen: list[object] = []
+
+    def note(_work: Any, _given: Any, _pool: Any, stream: object) -> None:
+        seen.append(stream)
+
+    monkeypatch.setattr(gpu_graphs, "_Captured", note)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: object())
+    for _ in range(2):
+        gpu_graphs.BucketGraphs((1, 2, 4), lambda _: (lambda given: given, torch.zeros(1)))
+    assert len(set(seen[:3])) == len(set(seen[3:])) == 1
+    assert len(seen) == 6 and seen[0] is not seen[3]
