@@ -50,7 +50,7 @@ def test_damaged_kv_raises_the_alarm_and_no_check_notices() -> None:
     assert found["verdict"] == "different"
     assert found["unequal"] >= 4
     assert found["kv"] == (
-        "kv checks 6, mismatches 0; 1 pages of every prompt damaged on purpose"
+        "kv checks 6, mismatches 0; damaged on purpose: 1 of every prompt's pages"
     ), "from decode's setting to lb's answer"
 
 

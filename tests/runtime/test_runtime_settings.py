@@ -193,5 +193,5 @@ def test_a_bad_device_is_the_only_problem_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_pool_on_the_cpu_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUPLET_PREFILL_POOL_PAGES", "0")
-    with pytest.raises(SettingsError, match=r"DUPLET_PREFILL_POOL_PAGES: .* only on a GPU"):
+    with pytest.raises(SettingsError, match="DUPLET_PREFILL_POOL_PAGES: only on a GPU"):
         load_settings(Engined)

@@ -60,7 +60,7 @@ def open_journal(path: Path | None, plan: Plan) -> Iterator[tuple[Journal, list[
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise InvalidInput(Reason.INVALID_REQUEST, f"log: {error}") from error
+        raise InvalidInput(Reason.INVALID_REQUEST, f"log: {path}: {error.strerror}") from error
     # Unbuffered: what the disk did not take must not wait for the file's end.
     with os.fdopen(opened, "r+b", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

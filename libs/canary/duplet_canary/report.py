@@ -147,8 +147,10 @@ def _spread(values: Iterable[float]) -> dict[str, float | None]:
 
 
 def _interval(heard: Difference) -> str:
+    said = f"difference {100 * heard.mean:+.2f} points"
     low, high = heard.interval()
-    return f"difference {100 * heard.mean:+.2f} points [{100 * low:+.2f}, {100 * high:+.2f}]"
+    # One utterance does not say how much they scatter.
+    return f"{said} [{100 * low:+.2f}, {100 * high:+.2f}]" if math.isfinite(low) else said
 
 
 def _percent(rate: float) -> str:

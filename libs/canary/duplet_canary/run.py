@@ -113,7 +113,7 @@ class Canary:
             told = await self.unit.unit()
         except GenerateError as error:  # it may be gone; what was heard stays true
             return f"kv checks not known: {error}"
-        damage = f"; {told.damaged_pages} pages of every prompt damaged on purpose"
+        damage = f"; damaged on purpose: {told.damaged_pages} of every prompt's pages"
         said = f"kv checks {told.kv_checks}, mismatches {told.kv_mismatches}"
         return f"{said}{damage if told.damaged_pages else ''}"
 

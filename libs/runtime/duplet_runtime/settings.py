@@ -186,13 +186,13 @@ def prepare_run_dir(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
     except OSError as error:
-        raise SettingsError(f"run_dir: {error}") from error
+        raise SettingsError(f"run_dir: {path}: {error.strerror}") from error
     if found.st_uid != os.getuid():
         raise SettingsError(f"run_dir: {path} belongs to uid {found.st_uid}, not {os.getuid()}")
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise SettingsError(
             f"run_dir: {path} has mode {stat.S_IMODE(found.st_mode):04o}; "
-            f"it must be closed to others (chmod 700 {path})"
+            "it must be a folder of the unit's own, closed to others (mode 0700)"
         )
 
 
@@ -228,7 +228,8 @@ def _read_file(kind: type[ServiceSettings]) -> dict[str, Any]:
     try:
         content = tomllib.loads(Path(name).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: {name}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{CONFIG_VARIABLE}: {name}: {why}") from error
     own = content.pop(kind.role, {})
     for role in SERVICE_NAMES:
         content.pop(role, None)

@@ -117,7 +117,8 @@ def check_address_is_free(listen: str) -> None:
     try:
         check_free(listen)
     except OSError as error:
-        raise UnitError(f"cannot listen on {listen}: {error}; use another --listen") from error
+        why = error.strerror or str(error)
+        raise UnitError(f"cannot listen on {listen}: {why}; use another --listen") from error
 
 
 def unit_environment(base: Mapping[str, str]) -> dict[str, str]:
