@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-LINES = 25
+LINES = 60
 COLUMNS = 400
 
 
