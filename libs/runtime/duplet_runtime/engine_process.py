@@ -128,7 +128,9 @@ class EngineProcess:
     def _reap(self) -> None:
         self._loop.remove_reader(self.pidfd)
         code = self._child.wait()
-        tell = _log.info if self._stopping else _log.error
+        # Of bad settings the operator is told in plain words.
+        expected = self._stopping or code == BAD_SETTINGS_EXIT
+        tell = _log.info if expected else _log.error
         tell("engine exited", pid=self._child.pid, how=describe_exit(code))
         self._exited.set_result(code)
         if not self._ready.done():
