@@ -147,6 +147,17 @@ def test_console_tells_the_start_the_crash_loop_and_the_log(tmp_path: Path) -> N
         assert part in text
 
 
+def test_console_of_a_unit_that_ends_while_it_starts(tmp_path: Path) -> None:
+    out = io.StringIO()
+    report = ConsoleReport(Console(file=out, width=200, force_terminal=True), ["lb"], tmp_path)
+    report(Event("started", "lb", pid=7))
+    report(Event("stopping", "lb"))
+    began = out.getvalue()
+    assert "starting: " in began
+    report(Event("stopped", "lb", how="exit code 0"))
+    assert "starting: " not in out.getvalue().removeprefix(began)
+
+
 def test_console_leaves_bad_settings_to_the_commands_last_line(tmp_path: Path) -> None:
     out = io.StringIO()
     report = ConsoleReport(Console(file=out, width=200), ["lb"], tmp_path)

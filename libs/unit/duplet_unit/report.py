@@ -93,6 +93,7 @@ class ConsoleReport:
         elif event.kind == "restarting":
             self._say_restarting(event)
         elif event.kind == "stopping":
+            self.close()  # It starts no more.
             self._say(f"{name}: stopping")
         elif event.kind == "stopped":
             self._say(f"{name}: stopped, {event.how}")
