@@ -14,6 +14,7 @@ import typer
 
 import duplet_load
 import duplet_unit
+from duplet_unit.cli import TERMINATED
 from duplet_unit.terminal import INTERRUPTED, run
 
 AT_IMPORT = """
@@ -38,14 +39,34 @@ except SystemExit:
     pass
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
+WITH_A_DRAFT = """
+import asyncio, os, sys
+from pathlib import Path
+from duplet_unit import cli, commands
+from duplet_unit.output_files import replacing
+from duplet_unit.terminal import run
+
+async def write(out, number):
+    with replacing(out) as draft:
+        draft.write_text("half")
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+        await asyncio.Event().wait()
+
+@commands.app.command()
+def interrupted(out: Path, number: int) -> None:
+    run(write(out, number))
+
+sys.argv[0] = "duplet"
+cli.main()
+"""
 STARTERS = ("create_subprocess_exec", "Popen", "run")
 OF_SUBPROCESSES = ("subprocess", "asyncio")
 PLAYER = "player"
 """Of sound: Ctrl-C may end it at once."""
 
 
-def python(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -57,6 +78,16 @@ def test_ctrl_c_while_a_command_loads_ends_it_without_a_traceback() -> None:
 def test_ctrl_c_is_the_commands_once_it_is_loaded() -> None:
     done = python(AFTER_IMPORT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+)
+def test_a_signal_leaves_no_draft(tmp_path: Path, number: int, code: int) -> None:
+    (tmp_path / "out").write_text("old")
+    done = python(WITH_A_DRAFT, "interrupted", str(tmp_path / "out"), str(int(number)))
+    assert (done.returncode, done.stderr) == (code, "")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_a_command_that_a_signal_cancelled_ends_as_by_ctrl_c() -> None:
