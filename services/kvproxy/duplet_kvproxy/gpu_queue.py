@@ -108,14 +108,18 @@ class PlaceTable:
         return [self._address + index * self._pages * 4 for index in range(len(places))]
 
     def _grow(self, pages: int) -> None:
+        """Any call may fail. The table is then what it was, and never one without memory, for a
+        kernel writes where its places say."""
         self._device.use()
-        if self._pages:
-            call("cuMemFreeHost", self._address)
-        self._pages = -(-pages // 1024) * 1024
-        size = 2 * self._pages * 4
-        self._address = int(call("cuMemHostAlloc", size, PORTABLE))
-        view = (ctypes.c_byte * size).from_address(self._address)
+        pages = -(-pages // 1024) * 1024
+        size = 2 * pages * 4
+        address = int(call("cuMemHostAlloc", size, PORTABLE))
+        old, self._address = self._address, address
+        view = (ctypes.c_byte * size).from_address(address)
         self._places = np.ctypeslib.as_array(view).view(np.int32)
+        self._pages = pages
+        if old:
+            call("cuMemFreeHost", old)
 
 
 def queue_copy(queue: GpuQueue, dest: int, source: int, size: int) -> None:

@@ -103,10 +103,11 @@ class _Side:
             done = GpuEvent(self.device)
             self.queue.record(done)
             done.wait()
-            self._identity_pages = max(2 * pages, FIRST_TABLE_PAGES)
-            self._identity_page_rows = page_rows
-            places = np.arange(self._identity_pages, dtype=np.int32) * np.int32(page_rows)
+            written = max(2 * pages, FIRST_TABLE_PAGES)
+            places = np.arange(written, dtype=np.int32) * np.int32(page_rows)
+            self._identity_pages = 0  # whatever fails from here on, no launch takes the old one
             (self._identity_address,) = self._identity.write(places)
+            self._identity_pages, self._identity_page_rows = written, page_rows
         return self._identity_address
 
 
