@@ -33,7 +33,7 @@ from bench.pair_items import (
 )
 from bench.points import Store
 from bench.processes import clean_environment
-from bench.results import MEASUREMENTS, ROOT
+from bench.results import MEASUREMENTS, ROOT, Report
 from bench.systems import UNIT, mixes, running
 from duplet_unit.gpus import model_settings
 
@@ -97,7 +97,7 @@ def make_bench(options: argparse.Namespace) -> Bench:
     }
     search = Search(store, limits, options.most, *steps, ends_s)
     every = mixes(options.prompt_rows, options.output_rows)[: options.mixes]
-    return Bench(options, search, every, environment, gpus, workload)
+    return Bench(options, search, every, environment, gpus, Report(NAME, workload))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -43,7 +43,8 @@ class Bench:
     mixes: Sequence[Mix]
     environment: dict[str, str]
     gpus: Sequence[str]
-    workload: str
+    origin: Report
+    """Empty; the others are made of it."""
 
     @property
     def chunks(self) -> list[System]:
@@ -66,7 +67,7 @@ class Bench:
         return False
 
     def report(self) -> Report:
-        return Report(NAME, self.workload)
+        return self.origin.another()
 
     def keep(self, report: Report) -> None:
         """Write the lines down and show them."""

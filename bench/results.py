@@ -7,6 +7,7 @@ hand where cases need words, and the newest value of every case on every machine
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -66,6 +67,12 @@ class Report:
         """Note one number."""
         origin = (self._machine, self._date, self._commit, self._command, self._load)
         self.results.append(Result(case, value, unit, budget, *origin))
+
+    def another(self) -> Report:
+        """An empty one of the same run."""
+        other = copy.copy(self)
+        other.results = []
+        return other
 
     def save(self, folder: Path = MEASUREMENTS) -> Path:
         """Append to the folder's .jsonl and make its table; returns the .jsonl."""

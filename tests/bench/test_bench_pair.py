@@ -38,7 +38,9 @@ def test_every_item_is_measured_once(tmp_path: Path) -> None:
     given = (*SMALL, "--replay", str(trace), "--out", str(out))
     said = call("pair", *given)
     assert said.splitlines()[-1] == "0 items failed"
-    values = {result.case: result.value for result in read_results(out / "pair.jsonl")}
+    results = read_results(out / "pair.jsonl")
+    assert len({result.date for result in results}) == 1, "one run is told once"
+    values = {result.case: result.value for result in results}
     for system in (UNIT, UNPACKED, MONOLITH, chunked(32)):
         assert any(case.startswith(f"half cold: {system.name}: streams a card") for case in values)
     replay = "replay of 240 s of trace, 1 x as fast"
