@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import grpc
 import pytest
+from google.protobuf.message import DecodeError
 
+from duplet.kvproxy.v1 import kvproxy_pb2
+from duplet_core.effects import Received, StreamClosed
 from duplet_core.errors import Reason
-from duplet_core.ids import Role, TransferId
-from duplet_core.messages import Abort, AbortAck, Message, TransferFailed
+from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role, TransferId
+from duplet_core.messages import Abort, AbortAck, Hello, Message, TransferFailed
 from duplet_runtime.peer_stream import (
     OUTBOX_MESSAGES,
     TOGETHER_BYTES,
@@ -18,6 +22,7 @@ from duplet_runtime.peer_stream import (
     PeerStream,
     StreamEnd,
 )
+from duplet_runtime.peers import Acceptor
 from duplet_wire.streams import CODECS
 
 NEAR = CODECS[Role.KVPROXY, Role.DECODE]
@@ -124,3 +129,83 @@ async def test_more_within_more_and_an_empty_part_are_refused() -> None:
         assert end.reason is Reason.PEER_PROTOCOL
         assert detail in end.detail
         assert got == [Abort(TransferId("a" * 32))]
+
+
+async def test_more_than_a_peer_ever_sends_together_is_refused_unheard() -> None:
+    """What comes as one is acted on in one turn of the loop, so it has a bound."""
+    (most,) = await written([ack(number) for number in range(TOGETHER_MESSAGES)])
+    got: list[Message] = []
+    assert (await heard([most], FAR, lambda _, message: got.append(message))).reason is None
+    assert len(got) == TOGETHER_MESSAGES
+    most.more.append(NEAR.encode(ack(TOGETHER_MESSAGES)))
+    million = type(most).FromString(b"\x7a\x00" * 1_000_000)
+    for envelope, count in ((most, TOGETHER_MESSAGES), (million, 1_000_000)):
+        end = await heard([envelope], FAR, lambda _, message: pytest.fail(str(message)))
+        assert end.reason is Reason.PEER_PROTOCOL
+        assert f"{count} messages behind one, most are {TOGETHER_MESSAGES - 1}" in end.detail
+
+
+def test_messages_within_messages_without_end_are_no_message() -> None:
+    """protobuf's parser refuses what it would have to descend into for ever."""
+    deep = b""
+    for _ in range(2000):
+        size = len(deep)
+        length = bytes([size]) if size < 128 else bytes([128 | size & 127, size >> 7])
+        deep = b"\x7a" + length + deep
+    with pytest.raises(DecodeError):
+        kvproxy_pb2.ConnectDecodeRequest.FromString(deep)
+
+
+@pytest.mark.parametrize("first", [Hello, Abort])
+async def test_a_batch_that_begins_a_stream_is_heard_from_its_hello_on(first: type[Any]) -> None:
+    """At a real acceptor: a Hello lets what follows in, and nothing but a Hello does; a second
+    one, and whatever stands behind it, is not acted on."""
+    hello = Hello(Role.DECODE, InstanceId("d" * 32), PROTOCOL_VERSION, 1)
+    words: list[Message] = [hello, Abort(TransferId("a" * 32)), hello, Abort(TransferId("b" * 32))]
+    envelope, *more = [FAR.encode(word) for word in words[0 if first is Hello else 1 :]]
+    for part in more:
+        envelope.more.append(part)
+    events: list[Any] = []
+
+    def take(event: Any) -> None:
+        events.append(event)
+        if len(events) == 3:  # as core does with a second Hello
+            acceptor.close(1, Reason.PEER_PROTOCOL, "second hello on a stream")
+
+    acceptor: Acceptor[Any] = Acceptor(
+        Role.DECODE,
+        NEAR.encode,
+        NEAR.decode,
+        take,
+        lambda error: pytest.fail(str(error)),
+        together=True,
+    )
+    context = FakeContext(envelope)
+    with pytest.raises(grpc.aio.AbortError):
+        await acceptor.serve(context)  # type: ignore[arg-type]
+    if first is Hello:
+        assert events == [*(Received(Role.DECODE, 1, word) for word in words[:3]), events[-1]]
+        assert events[-1] == StreamClosed(Role.DECODE, 1)
+    else:
+        assert events == []
+        assert "Abort before Hello" in context.status
+
+
+class FakeContext:
+    """A call that brings one envelope and no more."""
+
+    def __init__(self, envelope: Any) -> None:
+        self._coming = [envelope]
+        self.status = ""
+
+    async def read(self) -> Any:
+        if self._coming:
+            return self._coming.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    async def write(self, _: Any) -> None:
+        pytest.fail("nothing to say")
+
+    async def abort_with_status(self, status: Any) -> None:
+        self.status = status.details
+        raise grpc.aio.AbortError

@@ -26,8 +26,9 @@ OUTBOX_MESSAGES = 1024
 
 TOGETHER_MESSAGES = 32
 TOGETHER_BYTES = 64 << 10
-"""So many waiting messages go out as one: gRPC takes several times as long to carry a message as
-core takes to act on it. Larger ones go alone."""
+"""So many waiting messages at most go out as one: gRPC takes several times as long to carry a
+message as core takes to act on it. Larger ones go alone. A peer that puts more messages into one
+is refused."""
 
 P = TypeVar("P")
 
@@ -160,6 +161,10 @@ class PeerStream(Generic[P]):
     def _take_all(self, proto: Any, take: Callable[[Message], None]) -> None:
         """Hand on a message and those that came with it, until the stream has an end."""
         following = proto.more if self._together else ()
+        if len(following) >= TOGETHER_MESSAGES:  # they are acted on in one turn of the loop
+            detail = f"message.more: {len(following)} messages behind one"
+            self.finish(Reason.PEER_PROTOCOL, f"{detail}, most are {TOGETHER_MESSAGES - 1}")
+            return
         for part in (proto, *following):
             if self.ended:
                 return

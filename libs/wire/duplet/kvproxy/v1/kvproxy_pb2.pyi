@@ -47,7 +47,7 @@ class ConnectPrefillRequest(_message.Message):
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectPrefillRequest]:
-        """What was said next, in order, as if each had come by itself; of these none has more."""
+        """What was said next, in order, as if each had come by itself: at most 31, and none has more."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ConnectPrefillResponse(_message.Message):
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectPrefillResponse]:
-        """What was said next, in order, as if each had come by itself; of these none has more."""
+        """What was said next, in order, as if each had come by itself: at most 31, and none has more."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ConnectDecodeRequest(_message.Message):
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectDecodeRequest]:
-        """What was said next, in order, as if each had come by itself; of these none has more."""
+        """What was said next, in order, as if each had come by itself: at most 31, and none has more."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class ConnectDecodeResponse(_message.Message):
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectDecodeResponse]:
-        """What was said next, in order, as if each had come by itself; of these none has more."""
+        """What was said next, in order, as if each had come by itself: at most 31, and none has more."""
 
     def __init__(
         self,
