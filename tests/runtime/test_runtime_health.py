@@ -144,3 +144,16 @@ async def test_reflection_tells_health(channel: grpc.aio.Channel) -> None:
     answer = await call.read()
     names = [entry.name for entry in answer.list_services_response.service]
     assert "grpc.health.v1.Health" in names
+
+
+async def test_a_long_detail_does_not_cost_the_answer(
+    health: Health, channel: grpc.aio.Channel
+) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("peer.decode", "kvproxy", "more"):
+        health.set(name, name == "kvproxy", "→" * 10_000)
+    for name, status in (("kvproxy", SERVING), ("more", NOT_SERVING), ("ready", NOT_SERVING)):
+        call = stub.Check(ask(name), timeout=10)
+        assert (await call).status == status
+        detail = (await call.trailing_metadata())[DETAIL_KEY].decode()
+        assert detail.endswith("→…") and len(detail) == 1000

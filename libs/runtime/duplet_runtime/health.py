@@ -25,6 +25,9 @@ from duplet_runtime.logs import get_logger
 from duplet_runtime.status import abort
 
 DETAIL_KEY = "duplet-detail-bin"
+MOST_DETAIL_CHARS = 1000
+"""Longest detail sent: details travel in headers, which have room for 8 KiB. Beyond it the call
+would fail, and whoever probes would take a service for dead."""
 MAX_WATCHERS = 64
 """One more ends the oldest of the connection that has most: who takes all keeps out nobody."""
 
@@ -105,8 +108,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         status = self._status(request.service)
         if status == _UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no condition {request.service!r}")
-        detail = self.detail(request.service).encode()
-        context.set_trailing_metadata(((DETAIL_KEY, detail),))
+        detail = self.detail(request.service)
+        if len(detail) > MOST_DETAIL_CHARS:
+            detail = f"{detail[: MOST_DETAIL_CHARS - 1]}…"
+        context.set_trailing_metadata(((DETAIL_KEY, detail.encode()),))
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(
