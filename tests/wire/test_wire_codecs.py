@@ -294,6 +294,11 @@ def credit(**changed: Any) -> decode_pb2.ConnectResponse:
     return decode_pb2.ConnectResponse(credit=peer_pb2.Credit(**changed))
 
 
+def route(**changed: Any) -> kvproxy_pb2.ConnectDecodeResponse:
+    values: dict[str, Any] = {"transport": "x" * 256}
+    return kvproxy_pb2.ConnectDecodeResponse(route=kvproxy_pb2.Route(**(values | changed)))
+
+
 def failed(**changed: Any) -> decode_pb2.ConnectResponse:
     values: dict[str, Any] = {
         "request_id": "r",
@@ -347,6 +352,7 @@ FAULTS = [
     (hello(to_instance=""), "hello.to_instance"),
     (hello(held=[ID, "x"]), "hello.held"),
     (hello(held=[ID, ID]), "hello.held"),
+    (hello(transport="x" * 257), "hello.transport"),
     (end(reason=99), "end.reason"),
     (end(request_id=""), "end.request_id"),
     (end(transfer="r"), "end.transfer"),
@@ -367,6 +373,8 @@ FAULTS = [
     (step_rows(rows=bytes(84)), "step_rows.rows"),
     (step_rows(stream_ids=[]), "step_rows.rows"),
     (credit(refusing=1000), "credit.refusing"),
+    (credit(census=peer_pb2.Census(transport="x" * 257)), "credit.census.transport"),
+    (route(transport="x" * 10_000_000), "route.transport"),
     (failed(reason=0), "failed.reason"),
     (failed(reason=77), "failed.reason"),
 ]
@@ -386,6 +394,7 @@ FAULTS = [
         step_rows(),
         credit(),
         failed(),
+        route(),
     ],
 )
 def test_what_the_faults_start_from_is_good(good: Any) -> None:

@@ -170,7 +170,7 @@ def encode_route(route: Route) -> pb.Route:
 
 
 def decode_route(route: pb.Route) -> Route:
-    return Route(transport=route.transport)
+    return Route(checks.label("route.transport", route.transport))
 
 
 _FROM_PREFILL = (

@@ -70,7 +70,7 @@ def decode_hello(hello: pb.Hello) -> Hello:
         spec=hello.spec,
         refusing=decode_optional_reason("hello.refusing", hello.refusing),
         credit=decode_credit(hello.credit) if hello.HasField("credit") else None,
-        transport=hello.transport,
+        transport=checks.label("hello.transport", hello.transport),
     )
 
 
@@ -102,7 +102,7 @@ def decode_credit(credit: pb.Credit) -> Credit:
             pending_aborts=credit.census.pending_aborts,
             aborts_resent=credit.census.aborts_resent,
             writers=credit.census.writers,
-            transport=credit.census.transport,
+            transport=checks.label("credit.census.transport", credit.census.transport),
             damaged_pages=credit.census.damaged_pages,
         ),
         step=_decode_step_credit(credit.step) if credit.HasField("step") else None,

@@ -219,7 +219,9 @@ class Hello(_message.Message):
     refusing: Global___Reason.ValueType
     """From prefill to lb, ignored elsewhere: why it takes no prompt now; unspecified: it takes them."""
     transport: _builtins.str
-    """From kvproxy, for health and logs: how copies go between the pools that it maps, in words."""
+    """From kvproxy, for health and logs: how copies go between the pools that it maps, in words;
+    at most 256 characters.
+    """
     @_builtins.property
     def held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """To kvproxy only, ignored elsewhere. From decode: transfers with pages granted or quarantined
@@ -372,7 +374,7 @@ class Census(_message.Message):
     writers: _builtins.int
     """Living instances of kvproxy whose death the kernel will tell decode."""
     transport: _builtins.str
-    """How KV comes here, in kvproxy's words; empty without a stream to it."""
+    """How KV comes here, in kvproxy's words; empty without a stream to it. At most 256 characters."""
     damaged_pages: _builtins.int
     """Pages of every prompt that decode's engine damages on purpose, for a drill."""
     def __init__(
