@@ -89,7 +89,11 @@ def plot_all(folder: Path, out: Path) -> None:
         plot_points(found, _slowest, slowest, out / "pair_slowest.svg", line=FLOOR)
     for name, picture in ((STEADY, "pair_waterfall.svg"), (BURST, "pair_burst.svg")):
         if (folder / name).exists():
-            plot_waterfall(timelines_from_json((folder / name).read_text("utf-8")), out / picture)
+            try:
+                timelines = timelines_from_json((folder / name).read_text("utf-8"))
+                plot_waterfall(timelines, out / picture)
+            except ValueError as error:  # nobody was served to the end; the others have pictures
+                print(f"no {picture}: {error}")
     if (folder / REPLAY).exists():
         lines = (folder / REPLAY).read_text("utf-8").splitlines()
         plot_run([Record(**json.loads(line)) for line in lines], out / "pair_replay.svg")

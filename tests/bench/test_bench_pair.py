@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.pair_figures import add_lines
+from bench.pair_figures import add_lines, plot_all
 from bench.results import ROOT, read_results
 from bench.systems import MONOLITH, UNIT, UNPACKED, chunked
+from duplet_load.record import Record
 from duplet_load.trace import Arrival, write_trace
 
 SMALL = (
     *("--first", "1", "--most", "1", "--ramp-s", "0.5", "--window-s", "4", "--mixes", "1"),
     *("--processes", "1", "--ttfa-ms", "60000", "--prompt-rows", "40", "80"),
     *("--output-rows", "10", "20", "--chunks", "32", "--replay-rows", "5", "10"),
+    *("--set", "DUPLET_DECODE_SLOTS=8"),  # room for the burst
 )
 PICTURES = ("capacity", "ttfa", "slowest", "waterfall", "burst", "replay")
 
@@ -68,6 +70,17 @@ def test_lines_that_are_known_are_not_added_again(tmp_path: Path) -> None:
     assert add_lines(new, known) == 2
     assert add_lines(new, known) == 0
     assert known.read_text().splitlines() == lines
+
+
+def test_a_burst_that_nobody_survived_has_no_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = Record(0, 50, 0.0, outcome="OVERLOADED")
+    (tmp_path / "burst.jsonl").write_text(json.dumps(refused.to_fields()) + "\n")
+    (tmp_path / "replay.jsonl").write_text(json.dumps(refused.to_fields()) + "\n")
+    plot_all(tmp_path, tmp_path / "figures")
+    assert "no pair_burst.svg" in capsys.readouterr().out
+    assert (tmp_path / "figures" / "pair_replay.svg").exists()
 
 
 def test_an_item_that_is_not_known_is_wrong_usage() -> None:
