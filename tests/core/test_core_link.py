@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from duplet_core.effects import (
@@ -11,6 +13,7 @@ from duplet_core.effects import (
     LifelineUp,
     Received,
     Send,
+    SetHealth,
     StreamClosed,
     StreamOpened,
 )
@@ -18,7 +21,7 @@ from duplet_core.errors import InvariantError, Reason
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
 from duplet_core.link import Link
 from duplet_core.messages import Abort, AbortAck, End, Grant, Hello, Landed
-from tests.core.drivers import DecodeDriver, PrefillDriver, WriterDriver
+from tests.core.drivers import DecodeDriver, FrontDriver, PrefillDriver, WriterDriver
 from tests.core.samples import (
     DECODE1,
     DECODE2,
@@ -73,6 +76,38 @@ def test_a_dialer_refuses_another_version_too() -> None:
     effects = decode.feed(Received(Role.KVPROXY, 1, said))
     assert refusal(effects) is Reason.VERSION_MISMATCH
     assert decode.machine.links[Role.KVPROXY].pending is None
+
+
+def peer_health(effects: list[Effect]) -> list[tuple[bool, str]]:
+    return [(h.ok, h.detail) for h in pick(effects, SetHealth) if h.name.startswith("peer.")]
+
+
+@pytest.mark.parametrize(
+    ("driver", "peer"),
+    [(DecodeDriver, Role.KVPROXY), (PrefillDriver, Role.KVPROXY), (FrontDriver, Role.DECODE)],
+)
+def test_health_says_why_a_peer_refuses_us(driver: type[Any], peer: Role) -> None:
+    """Also where there never was a stream: a peer of another version is not just away."""
+    machine = driver(connected=False)
+    if peer is Role.KVPROXY:
+        machine.feed(LifelineUp(peer, WRITER1))
+    for number in (1, 2):
+        machine.feed(StreamOpened(peer, number))
+        why = "FAILED_PRECONDITION: it speaks transfer protocol 3, its peer speaks 2"
+        effects = machine.feed(StreamClosed(peer, number, why))
+        assert peer_health(effects) == [(False, f"no stream to {peer}: {why}")]
+        assert machine.machine.links[peer].pending is None
+    # One that ends without words was not there before, either: nothing new to tell.
+    machine.feed(StreamOpened(peer, 3))
+    assert peer_health(machine.feed(StreamClosed(peer, 3))) == []
+
+
+def test_health_says_why_a_stream_that_counted_is_gone() -> None:
+    decode = DecodeDriver()
+    closed = StreamClosed(Role.KVPROXY, decode.stream(Role.KVPROXY), "UNAVAILABLE: it stops")
+    assert peer_health(decode.feed(closed)) == [
+        (False, "no stream to kvproxy: UNAVAILABLE: it stops")
+    ]
 
 
 def test_another_role_is_refused() -> None:

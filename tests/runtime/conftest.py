@@ -11,17 +11,25 @@ from typing import Any
 
 import pytest
 
+from duplet_core.effects import StreamClosed
+
 
 class Record(list[Any]):
     """What callbacks told, in order; a test waits until it says what the test is after."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.whys: list[str] = []
+        """Why streams ended: apart, for the words are gRPC's where we dialed."""
         self._changed = asyncio.Event()
 
     def take(self, *what: Any) -> bool:
         """True: what was told is welcome, where a callback is asked that."""
-        self.append(what[0] if len(what) == 1 else what)
+        event = what[0] if len(what) == 1 else what
+        if isinstance(event, StreamClosed):
+            self.whys.append(event.detail)
+            event = StreamClosed(event.peer, event.stream)
+        self.append(event)
         self._changed.set()
         return True
 

@@ -184,6 +184,26 @@ async def test_close_ends_a_stream_once_and_it_is_redialed(record: Any, address:
     ]
 
 
+async def test_a_dialer_says_why_its_stream_was_refused(record: Any, address: str) -> None:
+    """In words that tell the status: a peer of another version is not just away."""
+    near = record()
+
+    def refuse(event: Any) -> None:
+        if isinstance(event, Received):
+            acceptor.close(event.stream, Reason.VERSION_MISMATCH, "decode speaks 2, its peer 3")
+
+    def greet(event: Any) -> None:
+        near.take(event)
+        if isinstance(event, StreamOpened):
+            dialer.send(event.stream, hello(event.stream))
+
+    acceptor = make_acceptor(refuse, raise_it)
+    dialer = make_dialer(address, greet)
+    async with serving(acceptor, address), dialing(dialer):
+        await near.until(lambda r: len(r) >= 4)
+    assert near.whys[:2] == ["FAILED_PRECONDITION: decode speaks 2, its peer 3"] * 2
+
+
 async def test_dialer_waits_for_a_peer_and_for_its_successor(record: Any, address: str) -> None:
     near = record()
     dialer = make_dialer(address, near.take)

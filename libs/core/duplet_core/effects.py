@@ -32,6 +32,8 @@ class StreamClosed:
 
     peer: Role
     stream: int
+    detail: str = ""
+    """Why, for people, where we dialed."""
 
 
 @value

@@ -82,7 +82,8 @@ class Link:
         if hello.version != PROTOCOL_VERSION:
             return Refusal(
                 Reason.VERSION_MISMATCH,
-                f"transfer protocol {hello.version}, this side speaks {PROTOCOL_VERSION}",
+                f"{hello.role} speaks transfer protocol {hello.version}, "
+                f"its peer speaks {PROTOCOL_VERSION}",
             )
         if hello.role is not self.peer:
             return Refusal(Reason.PEER_PROTOCOL, f"hello from {hello.role}, expected {self.peer}")

@@ -127,7 +127,7 @@ class Machine:
         elif isinstance(event, StreamOpened):
             self._take_opened(event)
         elif isinstance(event, StreamClosed):
-            self._lose(self.links[event.peer], event.stream, now)
+            self._lose(self.links[event.peer], event.stream, now, event.detail)
         elif isinstance(event, LifelineUp):
             link = self.links[event.peer]
             if not link.is_dead(event.instance):
@@ -207,12 +207,15 @@ class Machine:
         self.emit(Close(link.name, stream, reason, detail))
         self._lose(link, stream, now)
 
-    def _lose(self, link: Link, stream: int, now: int) -> None:
+    def _lose(self, link: Link, stream: int, now: int, why: str = "") -> None:
         instance = link.close(stream)
         if instance is not None:
             self.emit(Log("peer lost", detail=f"{link.peer} instance {instance}"))
-            if link.dials:
-                self.emit(SetHealth(f"peer.{link.peer}", False, f"no stream to {link.peer}"))
+        if link.dials and (instance is not None or why):
+            # A stream that never counted says why, too: a peer that refuses us is not just away.
+            detail = f"no stream to {link.peer}: {why}" if why else f"no stream to {link.peer}"
+            self.emit(SetHealth(f"peer.{link.peer}", False, detail))
+        if instance is not None:
             self._on_lost(link.name, instance, now)
 
     def _take_death(self, event: InstanceDied, now: int) -> None:

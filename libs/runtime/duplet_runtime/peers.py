@@ -120,15 +120,17 @@ class Dialer(Generic[P]):
             self._on_event(Received(self._peer, number, message))
 
         call = method()
+        why = ""
         try:
             self._stream = stream
             self._on_event(StreamOpened(self._peer, number))
             end = await stream.run(call.read, call.write, take)
             _log_end(self._peer, number, end)
+            why = end.detail
         finally:
             call.cancel()
             self._stream = None
-            self._on_event(StreamClosed(self._peer, number))
+            self._on_event(StreamClosed(self._peer, number, why))
             await stream.settle()
         return was_used
 
