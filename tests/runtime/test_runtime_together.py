@@ -16,6 +16,7 @@ from duplet_core.errors import Reason
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role, TransferId
 from duplet_core.messages import Abort, AbortAck, Hello, Message, TransferFailed
 from duplet_runtime.peer_stream import (
+    OUTBOX_ANSWERS,
     OUTBOX_MESSAGES,
     TOGETHER_BYTES,
     TOGETHER_MESSAGES,
@@ -23,6 +24,7 @@ from duplet_runtime.peer_stream import (
     StreamEnd,
 )
 from duplet_runtime.peers import Acceptor
+from duplet_runtime.server import PEER_MESSAGE_BYTES
 from duplet_wire.streams import CODECS
 
 NEAR = CODECS[Role.KVPROXY, Role.DECODE]
@@ -209,3 +211,9 @@ class FakeContext:
     async def abort_with_status(self, status: Any) -> None:
         self.status = status.details
         raise grpc.aio.AbortError
+
+
+def test_all_that_a_hello_may_list_can_wait_to_be_answered() -> None:
+    ids = tuple(TransferId(f"{number:032x}") for number in range(1000))
+    listed = FAR.encode(Hello(Role.DECODE, InstanceId("d" * 32), PROTOCOL_VERSION, 1, held=ids))
+    assert PEER_MESSAGE_BYTES / (listed.ByteSize() / 1000) < OUTBOX_ANSWERS

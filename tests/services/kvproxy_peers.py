@@ -48,6 +48,8 @@ class KvproxyEnd:
     role: Role
     run_dir: Path
     pool: OwnedPool
+    held: tuple[TransferId, ...] = ()
+    """What its Hellos list."""
     instance: InstanceId = field(default_factory=new_instance)
     heard: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     """All but Hellos."""
@@ -114,7 +116,7 @@ class KvproxyEnd:
         if isinstance(event, StreamOpened):
             self._stream = event.stream
             ids = (self.role, self.instance, PROTOCOL_VERSION, event.stream, self._kvproxy)
-            self.say(Hello(*ids))
+            self.say(Hello(*ids, held=self.held))
         elif isinstance(event, Received) and isinstance(event.message, Hello):
             self.hellos.put_nowait(event.message)
         elif isinstance(event, Received):
@@ -122,9 +124,11 @@ class KvproxyEnd:
 
 
 @asynccontextmanager
-async def peer_end(role: Role, run_dir: Path, pool: OwnedPool) -> AsyncIterator[KvproxyEnd]:
+async def peer_end(
+    role: Role, run_dir: Path, pool: OwnedPool, held: tuple[TransferId, ...] = ()
+) -> AsyncIterator[KvproxyEnd]:
     """An end that runs; it has met kvproxy, and both have said Hello."""
-    end = KvproxyEnd(role, run_dir, pool)
+    end = KvproxyEnd(role, run_dir, pool, held)
     running = asyncio.create_task(end.run())
     try:
         hello = asyncio.create_task(end.next_hello())

@@ -35,6 +35,7 @@ from duplet_core.messages import Admit, Message, Prefill
 from duplet_runtime.counters import COUNTERS, EVERYWHERE
 from duplet_runtime.machine import FatalErrors, Machine, MachineDriver
 from duplet_runtime.metrics import Metrics
+from duplet_runtime.peer_stream import OUTBOX_ANSWERS, OUTBOX_MESSAGES
 from duplet_runtime.peers import Acceptor, Dialer, PeerEvent
 from duplet_runtime.service import Service
 from duplet_wire.streams import CODECS
@@ -109,7 +110,7 @@ class Executor:
         codec = CODECS[own, peer]
         target = self.service.settings.peer_address(peer) if address is None else address
         ways = (method, codec.encode, codec.decode, self.feed)
-        dialer: Dialer[Any] = Dialer(peer, target, *ways, together=codec.together)
+        dialer: Dialer[Any] = Dialer(peer, target, *ways, **_waiting(codec.together))
         self._ends[peer] = dialer
         self.service.spawn(dialer.run(), f"dialer {peer}")
 
@@ -128,7 +129,7 @@ class Executor:
         if peer is Role.LB:
             decode, feed = self._time_admission(decode)
         ways = (codec.encode, decode, feed, self.service.fail)
-        acceptor: Acceptor[Any] = Acceptor(name, *ways, together=codec.together)
+        acceptor: Acceptor[Any] = Acceptor(name, *ways, **_waiting(codec.together))
         self._ends[name] = acceptor
         return acceptor
 
@@ -175,6 +176,11 @@ class Executor:
         self.service.log.critical("leaving", why=effect.detail)
         logging.shutdown()
         os._exit(EXIT_FOR_PROOF)
+
+
+def _waiting(together: bool) -> dict[str, Any]:
+    """How messages of a stream wait, and how many may."""
+    return {"together": together, "outbox": OUTBOX_ANSWERS if together else OUTBOX_MESSAGES}
 
 
 async def wait_at_most(work: Awaitable[Any], limit_s: float) -> None:

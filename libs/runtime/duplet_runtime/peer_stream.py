@@ -23,6 +23,9 @@ from duplet_core.messages import Message
 
 OUTBOX_MESSAGES = 1024
 """Messages that wait for a peer that does not read; one more ends the stream."""
+OUTBOX_ANSWERS = 131_072
+"""The same where messages go together. A Hello lists as many transfers as a message has room for,
+and each of them is answered at once: that many may wait though the peer reads."""
 
 TOGETHER_MESSAGES = 32
 TOGETHER_BYTES = 64 << 10
