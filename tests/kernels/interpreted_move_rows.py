@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,8 @@ from duplet_pages.engine_config import Arrangement
 
 WORD_DTYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 ARRANGEMENTS: tuple[Arrangement, ...] = ("page-major", "layer-major")
+MAP_NORESERVE = 0x4000
+"""Python's `mmap` names it from 3.13 on."""
 SPLITS = 2
 """Programs that share the slabs of a block of rows: fewer than slabs, so that they walk."""
 
@@ -141,6 +145,36 @@ def test_rows_move_and_nothing_else(
 def test_odd_row_widths(kv_heads: int, head_dim: int) -> None:
     case = make_case(("page-major", "layer-major"), 3, 2, 8, kv_heads, head_dim)
     assert torch.equal(moved(case), expected_dest(case))
+
+
+def make_untouched(pool: PoolDescription) -> torch.Tensor:
+    """A pool's words, zero; takes memory only where it is touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, pool.pages * pool.page_bytes, flags=flags)
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.int16))
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("large", ["source", "dest"])
+def test_a_pool_of_more_words_than_32_bits_count(arrangement: Arrangement, large: str) -> None:
+    sizes = {"layers": 4, "page_rows": 16, "kv_heads": 1, "head_dim": 3}
+    pools = [
+        describe_pool(**sizes, dtype="bfloat16", pages=pages, arrangement=arrangement)
+        for pages in ((6_000_000, 8) if large == "source" else (8, 6_000_000))
+    ]
+    assert max(pool.pages * pool.page_bytes // 2 for pool in pools) > 2**31 + 2**30 // 8
+    pages = [[pool.pages - 1, 0, pool.pages - 3] for pool in pools]
+    words = [make_untouched(pool) for pool in pools]
+    views = [by_row(each, pool) for each, pool in zip(words, pools, strict=True)]
+    new = torch.randint(1, 30_000, views[0][pages[0]].shape).to(torch.int16)
+    views[0][pages[0]] = new
+    plan = plan_rows(check_copy(pools[0], pages[0], pools[1], pages[1], 5, 40))
+    tables = torch.tensor(plan.source_pages), torch.tensor(plan.dest_pages)
+    rows = (plan.page_rows, plan.first_row, plan.rows)
+    shape, steps = RowShape.of(pools[0].row_bytes), (plan.source_step, plan.dest_step)
+    launch(shape, words[0], words[1], tables, rows, plan.slabs, steps)
+    new[0, :5] = new[2, 45 % 16 :] = 0
+    assert torch.equal(views[1][pages[1]], new)
 
 
 @pytest.mark.parametrize("chunk_rows", [3, 12, 1000])
