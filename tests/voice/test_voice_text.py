@@ -88,6 +88,60 @@ def test_a_word_before_a_period_ends_its_sentence(text: str) -> None:
     assert len(list(SPELLER.sentences(read_text(text)))) == 2
 
 
+def sounds(text: str) -> str:
+    """Without stress, which 'point' has as a word and not within a number."""
+    return phonemes(text).replace("ˈ", "")
+
+
+SCALES = ("thousand", "million", "billion", "trillion", "quadrillion")
+
+
+@pytest.mark.parametrize("scale", range(len(SCALES)))
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("{}", "{}"),
+        ("-{}", "minus {}"),
+        ("−{}", "minus {}"),
+        ("{}.5", "{} point five"),
+        ("${}", "{} dollars"),
+        ("${}.25", "{} dollars and twenty five cents"),
+        ("-${}", "minus {} dollars"),
+        ("$-{}", "minus {} dollars"),
+        ("−€{}", "minus {} euros"),
+        ("£{}", "{} pounds"),
+        ("¥{}", "{} yen"),
+    ],
+)
+def test_amounts_of_every_scale_are_numbers(written: str, spoken: str, scale: int) -> None:
+    for first, word in (("1", "one"), ("27", "twenty seven"), ("900", "nine hundred")):
+        number, words = first + ",000" * (scale + 1), f"{word} {SCALES[scale]}"
+        assert sounds(f"It is {written.format(number)}.") == sounds(
+            f"It is {spoken.format(words)}."
+        )
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("1000000000000", "one trillion"),
+        (
+            "$1,234,567,890,123",
+            "one trillion two hundred thirty four billion five hundred sixty seven million "
+            "eight hundred ninety thousand one hundred twenty three dollars",
+        ),
+        ("$-5 and -$5", "minus five dollars and minus five dollars"),
+        ("3.14159265358979323846", "three point " + " ".join("14159265358979323846")),
+        ("Card 1234567890123456, please", f"Card {' '.join('1234567890123456')}, please"),
+        ("1,2,3", "one, two, three"),
+        ("5-3", "five to three"),
+        ("9" * 50, " ".join("9" * 50)),
+    ],
+)
+def test_other_numbers_keep_their_own_reading(written: str, spoken: str) -> None:
+    assert sounds(written) == sounds(spoken)
+
+
 def test_an_unknown_word_is_spelled_by_its_letters() -> None:
     assert set(phonemes("Brillgard.")) & set("bɹɪlɡɑd")
 

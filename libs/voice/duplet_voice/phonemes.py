@@ -32,8 +32,14 @@ _LONGEST_WORD: Final = 40
 _LONGEST_SENTENCE: Final = 300
 """Characters that are read at once; reading takes long where they are no language."""
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD}}}(?=\S)")
-_LONG_NUMBER = re.compile(r"\d[\d,]{14,}")
-"""Beyond trillions a number is read digit by digit."""
+_CURRENCIES: Final = "$£€¥₹₩"
+_LONG_NUMBER = re.compile(
+    rf"(?<![\d.,{_CURRENCIES}])\d{{16,}}(?!\d|,\d)|(?<![\d.,])\d(?:,?\d){{24,}}"
+)
+"""Read digit by digit: beyond trillions, where no commas or currency say that it is an amount,
+and beyond sextillions everywhere."""
+_NEGATIVE = re.compile(rf"(?<![\w.,)])(?:[-−]([{_CURRENCIES}]?)|([{_CURRENCIES}])[-−])(?=\.?\d)")  # noqa: RUF001
+"""A sign, not a hyphen or a range: on either side of a currency."""
 _LISTED = re.compile(r"(?<=\d),(?=\d)(?!\d{3}(?!\d))")
 """A comma between numbers that does not stand before three digits: '1,2,3' is not 123."""
 _BILLIONS = re.compile(r"(?<=\d)(bn|tn)\b")
@@ -73,7 +79,8 @@ def read_text(text: str) -> Reading:
         )
     unspoken: dict[str, None] = {}
     kept = []
-    for character in unicodedata.normalize("NFC", text):
+    signed = _NEGATIVE.sub(_say_sign, unicodedata.normalize("NFC", text))
+    for character in signed:
         if is_spoken(character):
             kept.append(plain_form(character))
         else:
@@ -93,6 +100,11 @@ def read_text(text: str) -> Reading:
         why = f" ({reading.notice})" if reading.unspoken else ""
         raise InvalidInput(Reason.INVALID_REQUEST, f"text: {shown} has no word to speak{why}")
     return reading
+
+
+def _say_sign(sign: re.Match[str]) -> str:
+    currency = sign[1] or sign[2]
+    return f"minus {currency}" if currency else "-"
 
 
 def is_spoken(character: str) -> bool:
