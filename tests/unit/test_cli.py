@@ -86,7 +86,12 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
         return pb.GetUnitResponse(
             model_spec=SPEC.to_json() if self.knows_model else "",
             services=[
-                pb.ServiceInfo(name=name, instance=byte * 16, connected=bool(byte))
+                pb.ServiceInfo(
+                    name=name,
+                    instance=byte * 16,
+                    version="7.8.9" if name == "lb" else "",
+                    connected=bool(byte),
+                )
                 for name, byte in self.instances.items()
             ],
             conditions=[pb.Condition(name="decode", ok=self.knows_model, detail="no [stream] yet")],
@@ -245,7 +250,7 @@ def test_health_of_a_unit_that_is_not_ready(lb: Lb) -> None:
 def test_unit_shows_its_counters(lb: Lb) -> None:
     done = lb.duplet("unit")
     assert done.exit_code == 0, done.stderr
-    for part in ("ab" * 16, "tiny (f00d)", "41, 0", "STOP 7", "free 100", "2, 5"):
+    for part in ("ab" * 16, "7.8.9", "tiny (f00d)", "41, 0", "STOP 7", "free 100", "2, 5"):
         assert part in done.stdout
     found = json.loads(lb.duplet("unit", "--json").stdout)
     assert found["kv_checks"] == 41

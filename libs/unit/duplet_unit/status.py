@@ -65,13 +65,12 @@ def unit_fields(unit: Unit) -> dict[str, Any]:
 
 def unit_tables(unit: Unit) -> Group:
     """Warnings, services, and what the unit counts."""
-    services = _table("service", "connected", "instance", "version", "protocol")
+    services = _table("service", "connected", "instance", "protocol")
     for names, service in _processes(unit):
         services.add_row(
             names,
             "yes" if service.connected else "no",
             service.instance or "-",
-            service.version or "-",
             str(service.protocol_version or "-"),
         )
     facts = _table("fact", "value")
@@ -127,7 +126,10 @@ def _processes(unit: Unit) -> list[tuple[str, ServiceInfo]]:
 
 def _facts(unit: Unit) -> list[tuple[str, str]]:
     spec, credit = unit.spec, unit.credit
+    # lb, which answers, knows its own alone; a unit is upgraded as a whole.
+    version = next((s.version for s in unit.services if s.version), "not known")
     return [
+        ("version of lb", version),
         ("model", f"{spec.name} ({spec.fingerprint})" if spec else "not known"),
         *([("transport", unit.transport)] if unit.transport else []),
         ("live streams", str(unit.live_streams)),
