@@ -336,3 +336,33 @@ def test_a_superseded_dialers_transfers_are_decided_before_its_hello_is_answered
     writer.hear(Role.PREFILL, whole_move())
     effects = writer.connect(Role.PREFILL, held=(T1,))
     assert [type(m).__name__ for m in sent(effects, Role.PREFILL)] == ["Hello", "SourceReleased"]
+
+
+def test_what_stood_behind_a_message_that_cut_its_stream_is_not_heard() -> None:
+    """Messages come together: those behind the one that ended the stream are there already."""
+    writer = WriterDriver()
+    number = writer.stream(Role.DECODE)
+    effects = writer.feed(Received(Role.DECODE, number, grant(T1, (0, 1, 99))))
+    assert refusal(effects) is Reason.PEER_PROTOCOL
+    for rest in (grant(T2), Abort(T1)):
+        effects = writer.feed(Received(Role.DECODE, number, rest))
+        assert counted(effects, "stale_messages") == 1
+        assert sent(effects, Role.DECODE) == []
+    assert writer.machine.transfers.by_id == {}
+    assert writer.hear(Role.PREFILL, whole_move(T2)) == [], "it waits: there is no grant"
+    # A new stream lists what decode granted on the old one; nothing of it may be written.
+    effects = writer.connect(Role.DECODE, held=(T1, T2))
+    assert [m.transfer for m in sent(effects, Role.DECODE) if isinstance(m, AbortAck)] == [T1, T2]
+    assert writer.copies == []
+
+
+def test_a_batch_of_grant_abort_and_grant_again_permits_nothing_after_its_ack() -> None:
+    """In the order in which they were said, also when all three come as one before any Move."""
+    writer = WriterDriver()
+    said = [*sent(writer.hear(Role.DECODE, grant(T1)), Role.DECODE)]
+    said += sent(writer.hear(Role.DECODE, Abort(T1)), Role.DECODE)
+    said += sent(writer.hear(Role.DECODE, grant(T2)), Role.DECODE)
+    assert said == [AbortAck(T1)]
+    assert writer.hear(Role.PREFILL, whole_move(T1)) == [], "it waits for a grant that is gone"
+    writer.hear(Role.PREFILL, whole_move(T2))
+    assert [copy.transfer for copy in writer.copies] == [T2]
