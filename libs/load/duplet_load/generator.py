@@ -17,9 +17,8 @@ from duplet_load.record import Gaps, Record
 from duplet_load.trace import Arrival
 from duplet_load.worker import Plan
 
-START_S = 1.0
-"""From the first process's start until time 0, and a little for each further one: what comes
-up later than that shows as lag."""
+LEAD_S = 0.05
+"""From when the last client process is up until time 0, so that each knows of it before."""
 
 LINE_BYTES = 1 << 24
 """Longest line of a client process: a request with its timeline, or all gaps."""
@@ -60,6 +59,7 @@ class Outcome:
     lateness_s: list[float] = field(default_factory=list)
     """Of the client processes' event loops."""
     began_ns: int = 0
+    """Time 0: all client processes are up."""
     ended_ns: int = 0
     kv_checks: int = 0
     kv_mismatches: int = 0
@@ -82,24 +82,41 @@ async def run_load(
     outcome = Outcome(gaps_between=[Gaps() for _ in range(len(load.marks_s) + 1)])
     starts_s = load.starts_s or (0.0,) * load.concurrency
     count = max(1, min(load.processes, len(starts_s) or load.processes, len(arrivals)))
-    outcome.began_ns = time.monotonic_ns() + round((START_S + 0.25 * count) * NS)
-    stop_ns = outcome.began_ns + round(load.seconds * NS) if load.seconds else 0
     plan = Plan(
-        *(load.address, before.spec.to_json(), (), (), outcome.began_ns, stop_ns),
+        *(load.address, before.spec.to_json(), (), (), load.seconds),
         *(load.first_rows, load.rows_per_message, load.timeout_s, load.timelines, load.marks_s),
     )
+    start = _Start(count, outcome)
     numbered = list(enumerate(arrivals))
     async with asyncio.TaskGroup() as group:
         for index in range(count):
             own = replace(
                 plan, arrivals=tuple(numbered[index::count]), starts_s=starts_s[index::count]
             )
-            group.create_task(_run_process(load.worker, own, outcome, on_record, stop))
+            group.create_task(_run_process(load.worker, own, start, on_record, stop))
     outcome.ended_ns = time.monotonic_ns()
     after = await _ask(load.address)
     outcome.kv_checks = after.kv_checks - before.kv_checks
     outcome.kv_mismatches = after.kv_mismatches - before.kv_mismatches
     return outcome
+
+
+class _Start:
+    """Sets time 0 when so many client processes are up."""
+
+    def __init__(self, processes: int, outcome: Outcome) -> None:
+        self._missing = processes
+        self._all_up = asyncio.Event()
+        self.outcome = outcome
+
+    async def wait(self) -> int:
+        """For the others; the time at which all begin, ns."""
+        self._missing -= 1
+        if self._missing == 0:
+            self.outcome.began_ns = time.monotonic_ns() + round(LEAD_S * NS)
+            self._all_up.set()
+        await self._all_up.wait()
+        return self.outcome.began_ns
 
 
 async def _ask(address: str) -> Unit:
@@ -113,7 +130,7 @@ async def _ask(address: str) -> Unit:
 async def _run_process(
     worker: str,
     plan: Plan,
-    outcome: Outcome,
+    start: _Start,
     on_record: Callable[[Record], None],
     stop: asyncio.Event | None,
 ) -> None:
@@ -127,14 +144,17 @@ async def _run_process(
         process_group=0,  # A terminal's Ctrl-C is ours.
     )
     assert process.stdin is not None and process.stdout is not None
-    stopping = asyncio.create_task(_close_at(stop, process.stdin)) if stop else None
+    stopping = None
     try:
         process.stdin.write(plan.to_json().encode() + b"\n")
         await process.stdin.drain()
+        if is_up := await process.stdout.readline():
+            process.stdin.write(b"%d\n" % await start.wait())
+            stopping = asyncio.create_task(_close_at(stop, process.stdin)) if stop else None
         async for line in process.stdout:
-            _take(json.loads(line), outcome, on_record)
+            _take(json.loads(line), start.outcome, on_record)
         code = await process.wait()
-        if code != 0:
+        if code != 0 or not is_up:
             raise Unavailable(Reason.ENGINE_FAILED, f"a client process exited with {code}")
     finally:
         if stopping is not None:

@@ -1,5 +1,6 @@
-"""One client process: `python -m duplet_load.worker`; its plan is a line of JSON on stdin, and
-the end of stdin tells it to send nothing more.
+"""One client process: `python -m duplet_load.worker`; its plan is a line of JSON on stdin. When
+it could begin it says so with a line, and gets one with the time at which all begin; the end of
+stdin tells it to send nothing more.
 
 Each request that ends is a line of JSON on stdout, so the parent can show progress; the last
 line has the gaps between rows and how late this process's own event loop was. Rows are taken,
@@ -45,10 +46,8 @@ class Plan:
     starts_s: tuple[float, ...]
     """Closed loop: when each listener begins, who then sends one request after the other,
     whatever their times. Empty: open loop, each at its time."""
-    begin_ns: int
-    """When time 0 of the trace is, on the machine's monotonic clock."""
-    stop_ns: int
-    """No request is sent after this; 0: all are."""
+    seconds: float
+    """No request is sent after so long; 0: all are."""
     first_rows: int = 1
     rows_per_message: int = 1
     timeout_s: float = 120.0
@@ -80,16 +79,21 @@ class Worker:
         self._prompts = PromptMaker(spec)
         self._audio_rate = spec.rows_per_second or ROWS_PER_SECOND
         self._gaps = [Gaps() for _ in range(len(plan.marks_s) + 1)]
-        self._marks_ns = [plan.begin_ns + round(mark_s * NS) for mark_s in plan.marks_s]
+        self._begin_ns = self._stop_ns = 0
+        self._marks_ns: list[int] = []
         self._lateness_s: list[float] = []
         self._stopped = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, begin_ns: int) -> None:
+        """`begin_ns`: when time 0 of the trace is, on the machine's monotonic clock."""
         plan = self._plan
+        self._begin_ns = begin_ns
+        self._stop_ns = begin_ns + round(plan.seconds * NS) if plan.seconds else 0
+        self._marks_ns = [begin_ns + round(mark_s * NS) for mark_s in plan.marks_s]
         async with AsyncClient(plan.address) as client:
             watching = asyncio.create_task(self._watch_loop())
             try:
-                await self._sleep_until(plan.begin_ns)
+                await self._sleep_until(begin_ns)
                 if plan.starts_s:
                     waiting = iter(plan.arrivals)
                     loops = (self._loop(client, waiting, at_s) for at_s in plan.starts_s)
@@ -108,7 +112,7 @@ class Worker:
         self, client: AsyncClient, waiting: Iterator[tuple[int, Arrival]], at_s: float
     ) -> None:
         """One listener: from this time on a request after the other."""
-        await self._sleep_until(self._plan.begin_ns + round(at_s * NS))
+        await self._sleep_until(self._begin_ns + round(at_s * NS))
         for number, arrival in waiting:
             if self._over():
                 return
@@ -118,7 +122,7 @@ class Worker:
         """Every request at its time, however many run."""
         async with asyncio.TaskGroup() as group:
             for number, arrival in self._plan.arrivals:
-                due_ns = self._plan.begin_ns + round(arrival.at_s * NS)
+                due_ns = self._begin_ns + round(arrival.at_s * NS)
                 await self._sleep_until(due_ns)
                 if self._over():
                     return
@@ -126,16 +130,20 @@ class Worker:
 
     async def _sleep_until(self, at_ns: int) -> None:
         """Until then, or until it is told to stop."""
-        left_s = max(0.0, (at_ns - time.monotonic_ns()) / NS)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), left_s)
+        while True:
+            left_s = max(0.0, (at_ns - time.monotonic_ns()) / NS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), left_s)
+            # uvloop's timers count milliseconds, and wake up to one early.
+            if self._stopped.is_set() or time.monotonic_ns() >= at_ns:
+                return
 
     def _over(self) -> bool:
-        return self._stopped.is_set() or 0 < self._plan.stop_ns <= time.monotonic_ns()
+        return self._stopped.is_set() or 0 < self._stop_ns <= time.monotonic_ns()
 
     async def _send(self, client: AsyncClient, number: int, arrival: Arrival, due_ns: int) -> None:
         plan = self._plan
-        at_s = (due_ns - plan.begin_ns) / NS
+        at_s = (due_ns - self._begin_ns) / NS
         record = Record(number, arrival.prompt_rows, at_s)
         generation = client.generate(
             self._prompts.prompt(arrival),
@@ -194,10 +202,14 @@ async def run_plan() -> None:
     # Closed by the transport, which lives as long as the process.
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(given), sys.stdin)
     worker = Worker(Plan.from_json((await given.readline()).decode()))
+    _tell({"up": True})
+    begin = await given.readline()
+    if not begin:
+        worker.stop()
     stopping = asyncio.create_task(given.read())
     stopping.add_done_callback(lambda _: worker.stop())
     try:
-        await worker.run()
+        await worker.run(int(begin or time.monotonic_ns()))
     finally:
         stopping.cancel()
 
