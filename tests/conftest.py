@@ -1,0 +1,14 @@
+"""What all tests share: how hypothesis draws."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+SLOW = [HealthCheck.too_slow]
+"""Says how busy the machine is, nothing about the code."""
+
+# One run is as good as the next: the same examples each time, and no clock. To look for new
+# ones: pytest --hypothesis-profile=search.
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=SLOW)
+settings.register_profile("search", deadline=None, suppress_health_check=SLOW)
+settings.load_profile("same")
