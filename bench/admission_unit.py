@@ -23,7 +23,7 @@ from duplet_client import AsyncClient, Finished, SamplingOptions, rows_from_text
 from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
 from duplet_unit.events import Event
-from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
+from duplet_unit.unit import free_local_addresses, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor
 
 AT_ONCE = (1, 16)
@@ -94,14 +94,14 @@ class Unit:
 @asynccontextmanager
 async def running_unit(prompt_rows: int) -> AsyncIterator[Unit]:
     """A unit of four services, ready, with the probe's voice in prefill's cache."""
-    metrics = {role: free_local_address() for role in ENGINES}
+    listen, *addresses = free_local_addresses(1 + len(ENGINES))
+    metrics = dict(zip(ENGINES, addresses, strict=True))
     ports = {
         f"DUPLET_{role.upper()}_METRICS_PORT": address.rpartition(":")[2]
         for role, address in metrics.items()
     }
     environment = unit_environment(clean_environment({**SETTINGS, **ports}))
     with owned_run_dir(None) as run_dir:
-        listen = free_local_address()
         services = unit_services(run_dir, listen, environment)
         supervisor = make_supervisor(services, run_dir, _print_trouble)
         async with in_background(supervisor):

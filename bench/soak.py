@@ -40,7 +40,7 @@ from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
 from duplet_unit.events import Event
 from duplet_unit.supervisor import Supervisor
-from duplet_unit.unit import free_local_address, owned_run_dir, unit_environment, unit_services
+from duplet_unit.unit import free_local_addresses, owned_run_dir, unit_environment, unit_services
 from duplet_unit.up import in_background, make_supervisor
 
 REQUESTS = 10_000
@@ -251,7 +251,8 @@ def judge(soak: Soak, watch: Watch, unit: Unit, held: dict[str, float]) -> list[
 
 async def run(requests: int) -> tuple[list[str], str]:
     """Start a unit, send the requests, stop it. Returns what is wrong, and the figures."""
-    metrics = {str(role): free_local_address() for role in Role}
+    listen, *addresses = free_local_addresses(1 + len(Role))
+    metrics = dict(zip(map(str, Role), addresses, strict=True))
     ports = {
         f"DUPLET_{role.upper()}_METRICS_PORT": address.rpartition(":")[2]
         for role, address in metrics.items()
@@ -259,7 +260,6 @@ async def run(requests: int) -> tuple[list[str], str]:
     environment = unit_environment(clean_environment({**SETTINGS, **ports}))
     events: list[Event] = []
     with owned_run_dir(None) as run_dir:
-        listen = free_local_address()
         supervisor = make_supervisor(
             unit_services(run_dir, listen, environment), run_dir, events.append
         )

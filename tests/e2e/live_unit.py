@@ -28,7 +28,7 @@ from duplet_unit.unit import (
     LISTEN_VARIABLE,
     RUN_DIR_VARIABLE,
     STAGES,
-    free_local_address,
+    free_local_addresses,
     owned_run_dir,
     unit_environment,
     unit_services,
@@ -280,7 +280,8 @@ async def live_unit(
     and this unit's places for those that it names; none: they share one, in which a copy check
     at the end of each stream is on: a write that came late would show.
     """
-    metrics = {str(role): free_local_address() for role in SERVICES}
+    listen, *addresses = free_local_addresses(1 + len(SERVICES))
+    metrics = dict(zip(map(str, SERVICES), addresses, strict=True))
     # The tests' modules, and where the product's are if they are not installed.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = clean_environment(
@@ -295,7 +296,6 @@ async def live_unit(
         }
     )
     with owned_run_dir(None) as run_dir:
-        listen = free_local_address()
         services = unit_services(run_dir, listen, environment)
         if gpus:
             services = on_gpus(services, gpus)

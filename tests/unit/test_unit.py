@@ -21,6 +21,7 @@ from duplet_unit.unit import (
     UnitError,
     check_address_is_free,
     dial_address,
+    free_local_addresses,
     is_local,
     monolith_services,
     owned_run_dir,
@@ -62,6 +63,14 @@ def test_an_address_in_use_is_refused() -> None:
         with pytest.raises(UnitError, match=f"cannot listen on {listen}"):
             check_address_is_free(listen)
     check_address_is_free(listen)
+
+
+def test_addresses_that_are_drawn_together_differ() -> None:
+    """One after the other, so many would hardly ever."""
+    addresses = free_local_addresses(400)
+    assert len(set(addresses)) == 400
+    for address in addresses[:3]:
+        check_address_is_free(address)
 
 
 @pytest.mark.parametrize("listen", ["localhost:http", "127.0.0.1:65536", "127.0.0.1:0"])

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from duplet_core.ids import Role
@@ -134,6 +134,13 @@ def run_dir_from_environment() -> Path | None:
 
 def free_local_address() -> str:
     """A TCP address of this machine on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return free_local_addresses(1)[0]
+
+
+def free_local_addresses(count: int) -> list[str]:
+    """Different ones. The kernel may give a port twice to who asks for one after the other."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
