@@ -16,6 +16,7 @@ from duplet_engine.arithmetic import (
     apply_rope,
     check_row_independence,
     cpu_arithmetic,
+    describe_products,
     half_exponent,
     halves_hold,
     pad_rows,
@@ -59,7 +60,7 @@ def test_a_product_is_the_librarys(dtype: torch.dtype, atol: float) -> None:
     torch.testing.assert_close(Linear(weight, bias[0])(x), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("size", [1e-12, 0.02, 1.0, 3e6])
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 0.02, 1.0, 3e6])
 def test_a_bfloat16_checkpoints_product_loses_nothing_in_halves(size: float) -> None:
     weight = (random_rows(96, 64) * size).bfloat16().float()
     x, bias = random_rows(16, 64), random_rows(1, 96)[0] * size
@@ -75,6 +76,9 @@ def test_halves_are_only_for_weights_that_they_hold() -> None:
     assert half_exponent(torch.tensor([[1.0, 1.0 + 2**-11]])) is None, "a bit more than float16 has"
     assert half_exponent(torch.tensor([[1.0, 2.0**-39]])) == 15
     assert half_exponent(torch.tensor([[1.0, 2.0**-40]])) is None, "too far below the largest"
+    assert half_exponent(torch.full((2, 2), 2.0**-111)) == 126
+    assert half_exponent(torch.full((2, 2), 2.0**-112)) is None, "float32 has no such power of two"
+    assert half_exponent(torch.full((2, 2), 2.0**-149)) is None
     for value in (0.0, float("inf"), float("nan")):
         assert half_exponent(torch.tensor([[value, 0.0]])) is None
     assert half_exponent(torch.ones(2, 2).bfloat16()) is None, "the library multiplies those"
@@ -91,11 +95,19 @@ def test_a_machine_whose_halves_feel_company_keeps_floats(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(arithmetic, "_packed", sums_differ_by_height)
     halves_hold.cache_clear()
-    weight = torch.ones(64, 64)
-    assert not halves_hold() and not Linear(weight).kind.halves
-    assert cpu_arithmetic().endswith("float")
-    check_row_independence({ProductKind(128, 64, halves=False)})
-    halves_hold.cache_clear()
+    try:
+        assert not halves_hold() and not Linear(torch.ones(64, 64)).kind.halves
+        assert cpu_arithmetic().endswith("float")
+        check_row_independence({ProductKind(128, 64, halves=False)})
+    finally:
+        halves_hold.cache_clear()  # of the real machine
+
+
+def test_how_weights_are_held_is_told() -> None:
+    half, whole = (ProductKind(64, 64, halves=halves) for halves in (True, False))
+    assert describe_products({half}) == "half-held weights"
+    assert describe_products({whole}) == "weights as they are"
+    assert describe_products({half, whole}) == "half-held weights and weights as they are"
 
 
 def test_fewer_rows_than_a_tile_are_refused() -> None:

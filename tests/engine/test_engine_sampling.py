@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from duplet_core.errors import InvalidInput
 from duplet_engine.sampling import (
     LONGEST_WINDOW,
     NEAREST,
+    Draws,
     as_int64,
     check_sampling,
     draw,
@@ -139,9 +140,12 @@ def test_the_nearest_entries_draw_as_all_do(decimals: int) -> None:
     rows, entries = 300, 8 * NEAREST
     logits = rng.standard_normal((rows, entries)) * rng.choice([0.3, 1.0, 4.0], (rows, 1))
     logits = torch.from_numpy(logits.round(decimals).astype(np.float32))
-    temperature = torch.from_numpy(rng.choice([0.0, 0.5, 1.0], rows))
-    top_p = torch.from_numpy(rng.choice([0.3, 0.8, 0.95, 1.0], rows))
-    top_k = torch.from_numpy(rng.choice([0, 1, NEAREST - 1, NEAREST, NEAREST + 1], rows))
+    logits[::5, NEAREST // 2 :] = float("-inf")  # fewer than the nearest are there
+    logits[::7] = logits[::7, :1]  # all are equal
+    temperature = torch.from_numpy(rng.choice([0.0, 1e-6, 0.5, 1.0, 2.0], rows))
+    top_p = torch.from_numpy(rng.choice([1e-9, 0.3, 0.8, 0.95, 1.0], rows))
+    some = [0, 1, 2, NEAREST - 1, NEAREST, NEAREST + 1, entries - 1, entries]
+    top_k = torch.from_numpy(rng.choice(some, rows))
     noise = all_noise(torch.arange(rows), torch.arange(rows), torch.tensor([0]), entries)[:, 0]
     drawn = draw(logits, temperature, top_p, top_k, table(noise)).tolist()
     for i in range(rows):
@@ -149,18 +153,27 @@ def test_the_nearest_entries_draw_as_all_do(decimals: int) -> None:
         assert drawn[i] == plain_draw(logits[i].double().tolist(), *settings, noise[i].tolist())
 
 
-def test_draws_do_not_depend_on_the_batch() -> None:
-    rng = np.random.default_rng(2)
-    logits = torch.from_numpy(rng.standard_normal((40, 320)).astype(np.float32))
-    noise = all_noise(torch.arange(40), torch.arange(40), torch.tensor([0]), 320)[:, 0]
-    p = torch.full((40,), 0.9, dtype=torch.float64)
-    k = torch.full((40,), 30)
-    whole = draw(logits, p, p, k, table(noise))
-    for rows in (1, 3, 8, 39):
-        some = slice(40 - rows, 40)
-        assert torch.equal(
-            draw(logits[some], p[some], p[some], k[some], table(noise[some])), whole[some]
-        )
+@pytest.mark.parametrize("decimals", [0, 1, 4])
+@pytest.mark.parametrize("entries", [320, 4160])
+def test_draws_do_not_depend_on_the_batch(entries: int, decimals: int) -> None:
+    """Nor on whether a neighbour's draw needs all entries ranked."""
+    rng = np.random.default_rng(entries + decimals)
+    rows = 40
+    logits = torch.from_numpy(rng.standard_normal((rows, entries)).round(decimals)).float()
+    logits[::3] *= 8
+    draws = pack_sampling([replace(PLAIN, seed=i) for i in range(rows)], list(range(rows)))
+    draws.temperature.copy_(torch.from_numpy(rng.choice([0.0, 1e-6, 0.8, 2.0], rows)))
+    draws.top_p.copy_(torch.from_numpy(rng.choice([1e-9, 0.9, 1.0], rows)))
+    draws.top_k.copy_(torch.from_numpy(rng.choice([0, 1, NEAREST, entries], rows)))
+
+    def draw_some(first: int, end: int) -> torch.Tensor:
+        some = Draws(*(getattr(draws, part.name)[first:end] for part in fields(Draws)))
+        return draw_entry(logits[first:end], some, noise_by_column(some, 1)[0])
+
+    whole = draw_some(0, rows)
+    for count in (1, 3, 8, 39):
+        for first in range(0, rows, count):
+            assert torch.equal(draw_some(first, first + count), whole[first : first + count])
 
 
 def test_a_repeated_token_is_drawn_again() -> None:

@@ -40,6 +40,8 @@ _NAME = "cpu-blocks-3"
 """Of how the CPU engine computes; changes with anything that changes KV."""
 _HALF_TOP = 15
 """Largest exponent of two that a float16 has."""
+_SCALE_TOP = 126
+"""Largest power of two that float32 divides by, too, without losing bits."""
 _CHECKED_ROWS = 256
 
 
@@ -105,6 +107,8 @@ def half_exponent(weight: Tensor) -> int | None:
     if not 0.0 < largest < math.inf:
         return None
     exponent = _HALF_TOP + 1 - math.frexp(largest)[1]
+    if exponent > _SCALE_TOP:
+        return None
     scaled = weight * 2.0**exponent
     return exponent if torch.equal(scaled.half().float(), scaled) else None
 
@@ -200,6 +204,15 @@ def apply_rope(x: Tensor, turns: Tensor) -> Tensor:
     `turns [m, 1, head_dim / 2]` of `spread_rope`."""
     pairs = torch.view_as_complex(widen(x).view(*x.shape[:2], -1, 2))
     return narrow(torch.view_as_real(pairs * turns).view(x.shape), x.dtype)
+
+
+def describe_products(kinds: set[ProductKind]) -> str:
+    """How a model's products hold its weights, for people."""
+    ways = {
+        "half-held weights": any(kind.halves for kind in kinds),
+        "weights as they are": any(not kind.halves for kind in kinds),
+    }
+    return " and ".join(way for way, is_there in ways.items() if is_there)
 
 
 def check_row_independence(kinds: set[ProductKind]) -> None:

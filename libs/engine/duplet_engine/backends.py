@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from duplet_core.errors import InvalidInput, Reason
+from duplet_engine.arithmetic import describe_products
 from duplet_engine.checkpoint import Progress
 from duplet_engine.decode_loop import DecodeLoop, run_decode
 from duplet_engine.engine import Engine
 from duplet_engine.link import Link
+from duplet_engine.load_progress import tell_products
 from duplet_engine.monolith_loop import MonolithLoop
 from duplet_engine.prefill_loop import PrefillLoop, run_prefill
 from duplet_engine.warmup import warm_up
@@ -48,6 +50,7 @@ def start_backend(config: EngineConfig, progress: Progress) -> tuple[AnyEngine, 
     """
     if config.device == "cpu":
         engine = Engine(config, progress)
+        tell_products(config.role, config.model, describe_products(engine.model.product_kinds))
         warm_up(engine)
         return engine, _cpu_loop(engine)
     if config.damage_pages:

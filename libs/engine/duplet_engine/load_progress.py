@@ -1,5 +1,5 @@
 """What the engine tells of its start: a bar on a terminal, else log lines, for a load that takes
-long; and what a GPU's memory is used for."""
+long; what a GPU's memory is used for; and how a CPU holds the weights."""
 
 from __future__ import annotations
 
@@ -57,6 +57,12 @@ def tell_memory(role: str, model: str, statement: str) -> None:
     """Log what the pool has of a GPU's memory, once the engine knows."""
     _configure(role)
     get_logger("duplet.engine").info("memory", model=model, statement=statement)
+
+
+def tell_products(role: str, model: str, statement: str) -> None:
+    """Log in what precision a CPU reads the weights."""
+    _configure(role)
+    get_logger("duplet.engine").info("products", model=model, statement=statement)
 
 
 def _configure(role: str) -> None:
