@@ -27,7 +27,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ LOADED = (
     Phase("bursts", 260, 8, 8 * STEP_S, 8),
     Phase("at-once", 200, 8, 0.0),
 )
+SHORT = tuple(replace(phase, transfers=2 * SKIPPED) for phase in LOADED)
 PREFIX = "move-to-landed"
 CASES = {
     "grpc": Case(PREFIX, "pages", (*LOADED, Phase("one-kvproxy", 400, 16, STEP_S, 2))),
@@ -73,7 +74,7 @@ CASES = {
     "fragments": Case(f"{PREFIX}.layer-major.push-or-pull", "push,pull", (ONE,), "layer-major"),
     "staged": Case(f"{PREFIX}.layer-major.staged", "staged", (ONE,), "layer-major"),
     "host": Case(f"{PREFIX}.page-major.host", "host", (ONE,)),
-    "cpu": Case(f"{PREFIX}.cpu", "shm", LOADED, on_gpu=False),
+    "cpu": Case(f"{PREFIX}.cpu", "shm", SHORT, on_gpu=False),
 }
 
 Sides = tuple[dict[str, Any], dict[str, Any]]
