@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -93,6 +95,35 @@ def test_a_device_is_written_to() -> None:
 )
 def test_a_file_that_cannot_be_is_named_before_anything_is_done(path: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told), replacing(Path(path)):
+        raise AssertionError
+
+
+def test_a_pipes_reader_gets_what_is_written(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        with replacing(pipe) as draft:
+            draft.write_text("new")
+        assert reader.communicate()[0] == "new"
+    assert pipe.is_fifo()
+
+
+def test_what_stdout_leads_to_is_written_to(tmp_path: Path) -> None:
+    """A pipe that no folder has, or a file."""
+    write = (
+        "from pathlib import Path; from duplet_unit.output_files import replacing\n"
+        "with replacing(Path('/dev/stdout')) as draft: draft.write_text('new')"
+    )
+    command = [sys.executable, "-c", write]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"new"
+    with (tmp_path / "x").open("wb") as file:
+        subprocess.run(command, check=True, stdout=file)
+    assert contents(tmp_path) == {"x": "new"}
+
+
+def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to(tmp_path / "x")
+    with pytest.raises(InvalidInput, match="x: Too many levels"), replacing(tmp_path / "x"):
         raise AssertionError
 
 

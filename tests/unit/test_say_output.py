@@ -61,6 +61,23 @@ async def test_what_was_spoken_before_a_failure_is_kept_beside_the_file(
     assert capsys.readouterr().err == told
 
 
+async def test_what_was_spoken_for_a_link_is_kept_where_it_leads(tmp_path: Path) -> None:
+    """The link's own folder may be on another disk."""
+    link, other = tmp_path / "x.wav", tmp_path / "other"
+    other.mkdir()
+    link.symlink_to(other / "y.wav")
+
+    async def fail() -> None:
+        async with wav_file(link) as write:
+            await write(SAMPLES)
+            raise Unavailable(Reason.CANCELLED, "gone")
+
+    with pytest.raises(Unavailable):
+        await fail()
+    assert [file.name for file in other.iterdir()] == ["x.part.wav"]
+    assert sorted(tmp_path.iterdir()) == [other, link]
+
+
 async def test_a_refusal_leaves_everything_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

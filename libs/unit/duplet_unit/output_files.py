@@ -63,11 +63,13 @@ def filling(folder: Path) -> Iterator[Path]:
 def _begin(path: Path) -> tuple[Path, Path]:
     """The draft, which exists and is empty, and what it shall become."""
     try:
-        target = path.resolve()  # a link stays one
-        found = target.stat() if target.exists() else None
+        found = _stat(path)
         if found is not None and not stat.S_ISREG(found.st_mode):
-            target.open("ab").close()
-            return target, target
+            # A pipe waits for its reader, who takes the first end for the only one.
+            if not stat.S_ISFIFO(found.st_mode):
+                path.open("ab").close()
+            return path, path
+        target = path.resolve()  # a link stays one
         draft = target.with_name(_draft_name(target.suffix))
         mode = 0o666 if found is None else stat.S_IMODE(found.st_mode)
         # Not to be opened by others before it has the mode of what it replaces.
@@ -75,6 +77,14 @@ def _begin(path: Path) -> tuple[Path, Path]:
     except OSError as error:
         raise _no_such_file(path, error) from error
     return draft, target
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Of what a link leads to, be it a pipe that has no name; None where nothing is."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _draft_name(suffix: str) -> str:

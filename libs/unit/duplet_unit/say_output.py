@@ -39,8 +39,8 @@ _PLAYER_END_S: Final = 5.0
 async def wav_file(path: Path) -> AsyncIterator[Write]:
     """Writes a WAV file that takes the place of `path` when all is spoken.
 
-    What was spoken until something failed, or until Ctrl-C, is kept as `part_of(path)`, and that
-    is said; `path` is then as it was before.
+    What was spoken until something failed, or until Ctrl-C, is kept as `part_of(path)`, for a
+    link beside what it leads to, and that is said; `path` is then as it was before.
 
     Raises:
         InvalidInput: INVALID_REQUEST; there can be no such file, or it is a pipe.
@@ -68,7 +68,8 @@ async def wav_file(path: Path) -> AsyncIterator[Write]:
             whole = True
         finally:
             if spoken and not whole and draft.is_file():
-                part = draft.replace(part_of(path))
+                # Beside the draft: a link may lead to another disk.
+                part = draft.replace(draft.with_name(part_of(path).name))
                 print(f"duplet: what was spoken until then is in {part}", file=sys.stderr)
 
 
