@@ -210,21 +210,22 @@ async def stop_and_continue_during_moves(place: Place, run_dir: Path) -> None:
         flow = Flow(place, ends)
         flow.start()
         await flow.more(WARM)
-        kvproxy.process.send_signal(signal.SIGSTOP)
-
-        async def stands() -> bool:
-            return run_state(kvproxy) == "T"
-
-        await until(stands, "kvproxy is stopped")
+        # It starts before: a stop that outlasts a keepalive would end the streams.
         second = running_kvproxy(run_dir, place.transports, place.metrics)
         async with second as waiting:
 
             async def waits() -> bool:
                 return "waiting for lock" in waiting.log
 
+            async def stands() -> bool:
+                return run_state(kvproxy) == "T"
+
             await until(waits, "a second one waits for the lock")
+            kvproxy.process.send_signal(signal.SIGSTOP)
+            await until(stands, "kvproxy is stopped")
             assert all(end.died.empty() for end in ends), "stopped is not dead"
-        kvproxy.process.send_signal(signal.SIGCONT)
+            assert waiting.process.returncode is None
+            kvproxy.process.send_signal(signal.SIGCONT)
         await flow.more(WARM)
         await flow.stop()
         await check_one(place, flow, ends)
