@@ -139,7 +139,13 @@ def main() -> int:
         parser.error(f"--items {','.join(unknown)}: known are {','.join(ITEMS)}")
     if "replay" in options.items and (options.replay is None or not options.replay.exists()):
         parser.error(f"--replay {options.replay}: the item replay needs a trace")
-    failed = asyncio.run(run(make_bench(options)))
+    if wrong := [setting for setting in options.set if "=" not in setting]:
+        parser.error(f"--set {wrong[0]}: NAME=VALUE is wanted")
+    try:
+        bench = make_bench(options)
+    except ValueError as error:  # what --out has is none of ours
+        parser.error(str(error))
+    failed = asyncio.run(run(bench))
     print(f"{failed} items failed", flush=True)
     return 1 if failed else 0
 

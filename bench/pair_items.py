@@ -19,6 +19,7 @@ from duplet_load.record import Record
 from duplet_load.summary import summarize
 from duplet_load.synth import make_trace
 from duplet_load.trace import Arrival, Shape, cut_trace, read_trace
+from duplet_unit.output_files import replacing
 
 NAME = "pair"
 POINTS, STEADY, BURST, REPLAY = "points.jsonl", "steady.jsonl", "burst.jsonl", "replay.jsonl"
@@ -91,7 +92,9 @@ class Bench:
 
     def keep_records(self, name: str, records: Iterable[Record]) -> None:
         lines = [json.dumps(r.to_fields()) for r in sorted(records, key=lambda r: r.number)]
-        (self.options.out / name).write_text("\n".join(lines) + "\n", "utf-8")
+        # A file that is there is whole: nobody measures it again.
+        with replacing(self.options.out / name) as draft:
+            draft.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 # --- items ------------------------------------------------------------------------------
@@ -204,10 +207,16 @@ def unit_jobs(bench: Bench, items: Sequence[str]) -> list[tuple[str, Job]]:
     for mix in bench.mixes:
         if "unit" in items and not bench.search.is_over(UNIT, mix):
             jobs.append((f"unit, {mix.name}", partial(measure_unit, bench, mix)))
-    if "waterfall" in items and not bench.is_kept(BURST):
-        jobs.append(("waterfall", partial(measure_waterfall, bench)))
-    if "replay" in items and not bench.is_kept(REPLAY):
-        jobs.append(("replay", partial(measure_replay, bench)))
+    for item, name, measure in (
+        ("waterfall", BURST, measure_waterfall),
+        ("replay", REPLAY, measure_replay),
+    ):
+        if item not in items:
+            continue
+        if bench.is_kept(name):
+            print(f"{item}: is kept in {bench.options.out / name}", flush=True)
+        else:
+            jobs.append((item, partial(measure, bench)))
     return jobs
 
 

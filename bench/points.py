@@ -4,6 +4,7 @@ so that a run that is cut keeps what it has and a later one goes on from there."
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,24 +49,39 @@ class Point:
 
 
 def read_points(path: Path, workload: str = "") -> dict[str, dict[str, list[Point]]]:
-    """By mix and system, in order of streams; of the workload, or of the newest that has any."""
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    wanted = workload or (lines[-1]["workload"] if lines else "")
+    """By mix and system, in order of streams; of the workload, or of the newest that has any.
+
+    Raises:
+        ValueError: a line is none of ours, or of another version.
+    """
+    text = path.read_text("utf-8")
+    # Behind the last end of a line is what a run was cut in.
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    lines = [_read_line(path, number, line) for number, line in enumerate(whole, start=1)]
+    wanted = workload or (lines[-1][0] if lines else "")
     found: dict[str, dict[str, dict[int, Point]]] = {}
-    for line in lines:
-        if line["workload"] == wanted:
-            point = Point(**line["point"])
-            of_mix = found.setdefault(line["mix"], {})
-            of_mix.setdefault(line["system"], {})[point.streams] = point
+    for of, mix, system, point in lines:
+        if of == wanted:
+            found.setdefault(mix, {}).setdefault(system, {})[point.streams] = point
     return {
         mix: {name: [of[n] for n in sorted(of)] for name, of in systems.items()}
         for mix, systems in found.items()
     }
 
 
+def _read_line(path: Path, number: int, text: str) -> tuple[str, str, str, Point]:
+    """Workload, mix, system and point."""
+    try:
+        line = json.loads(text)
+        return line["workload"], line["mix"], line["system"], Point(**line["point"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}, line {number}: no point of this version: {error!r}") from error
+
+
 class Store:
-    """Points of one workload in a .jsonl file, which only grows: of lines about the same the
-    last one holds. The file may have other workloads' points too."""
+    """Points of one workload in a .jsonl file, which only grows, but for half a line that a run
+    was cut in: of lines about the same the last one holds. The file may have other workloads'
+    points too."""
 
     def __init__(self, path: Path, workload: str) -> None:
         self._path = path
@@ -73,6 +89,8 @@ class Store:
         self._points: dict[tuple[str, str], dict[int, Point]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         known = read_points(path, workload) if path.exists() else {}
+        if path.exists():
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         for mix, systems in known.items():
             for system, points in systems.items():
                 self._points[system, mix] = {point.streams: point for point in points}

@@ -88,6 +88,32 @@ def test_points_outlive_a_run_that_is_cut(tmp_path: Path) -> None:
     assert again.points("s", "other") == []
 
 
+def test_half_a_line_of_a_run_that_was_cut_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    store = Store(path, "one")
+    store.add("s", "m", point(4, True))
+    store.add("s", "m", point(8, True))
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:cut])
+        again = Store(path, "one")
+        assert again.points("s", "m") == [point(4, True)] * whole[:cut].count(b"\n")
+    again.add("s", "m", point(8, False))
+    assert Store(path, "one").points("s", "m") == [point(4, True), point(8, False)]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "nonsense", '{"workload": "one", "point": {"n": 1}}'])
+def test_a_line_of_another_version_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "points.jsonl"
+    Store(path, "one").add("s", "m", point(4, True))
+    with path.open("a") as file:
+        file.write(line + "\n")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"points\.jsonl, line 2: no point of this version"):
+        Store(path, "one")
+    assert path.read_bytes() == before
+
+
 def test_a_cut_search_goes_on_above_what_is_known(tmp_path: Path) -> None:
     search = make_search(tmp_path)
     assert search.levels(UNIT, MIX)[:3] == [4, 6, 8]
