@@ -46,15 +46,26 @@ class Corpus:
     @staticmethod
     def read(paths: Sequence[Path], symbols: dict[str, int]) -> Corpus:
         """Files of `make_codes`, recordings one after the other; `symbols` as `phonemes.json` has
-        them."""
+        them.
+
+        Raises:
+            ValueError: a file holds nothing that is said, says other symbols, has other voices
+                than the first, or does not fit in itself.
+        """
         texts: list[str] = []
-        counts, voices = [], []
+        counts: list[NDArray[np.int64]] = []
+        voices = []
         for path in paths:
             with np.load(path) as file:
-                counts.append(file["rows"])
-                texts += json.loads(str(file["phonemes"]))
-                whole = unpack_codes(file["packed"], int(counts[-1].sum()), BOOKS)
-            voices.append(np.split(whole, np.cumsum(counts[-1].sum(axis=1))[:-1]))
+                rows, said = file["rows"], json.loads(str(file["phonemes"]))
+                packed = file["packed"]
+            _check_codes(path, rows, said, packed, symbols)
+            if counts and len(rows) != len(counts[0]):
+                raise ValueError(f"{path}: {len(rows)} voices, {paths[0]} has {len(counts[0])}")
+            counts.append(rows)
+            texts += said
+            whole = unpack_codes(packed, int(rows.sum()), BOOKS)
+            voices.append(np.split(whole, np.cumsum(rows.sum(axis=1))[:-1]))
         return Corpus(
             phonemes=[np.array([symbols[c] for c in text], np.int16) for text in texts],
             codes=[np.concatenate(parts) for parts in zip(*voices, strict=True)],
@@ -69,6 +80,28 @@ class Corpus:
         """Codes [rows, 10]."""
         first, end = self.firsts[voice][recording : recording + 2]
         return self.codes[voice][first:end]
+
+
+def _check_codes(
+    path: Path,
+    rows: NDArray[np.int64],
+    said: list[str],
+    packed: NDArray[np.uint8],
+    symbols: dict[str, int],
+) -> None:
+    """Refuse a file of codes whose parts are not of each other: texts would go to other speech."""
+    if len(said) != rows.shape[1]:
+        raise ValueError(f"{path}: rows of {rows.shape[1]} recordings and {len(said)} texts")
+    if not rows.any(axis=0).all():
+        silent = int(np.flatnonzero(~rows.any(axis=0))[0])
+        raise ValueError(f"{path}: no voice says recording {silent}")
+    if not len(said):
+        raise ValueError(f"{path}: no recordings")
+    wanted = -(-int(rows.sum()) * BOOKS // 4) * 5
+    if len(packed) != wanted:
+        raise ValueError(f"{path}: {len(packed)} bytes of codes, its rows make {wanted}")
+    if unknown := sorted({*"".join(said)} - symbols.keys()):
+        raise ValueError(f"{path}: symbols {unknown} are not in phonemes.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,34 @@ def test_recordings_of_several_files_stand_one_after_the_other(tmp_path: Path) -
             assert (corpus.rows_of(voice, number) == codes).all()
 
 
+@pytest.mark.parametrize(
+    ("counts", "texts", "told"),
+    [
+        ([[2, 1], [1, 1]], ["a"], "rows of 2 recordings and 1 texts"),
+        ([[2, 0], [1, 0]], ["a", "a"], "no voice says recording 1"),
+        ([[], []], [], "no recordings"),
+        ([[2], [1], [1]], ["a"], "3 voices, .*good.npz has 2"),
+        ([[2], [1]], ["z"], r"symbols \['z'\] are not in"),
+    ],
+)
+def test_codes_that_fit_nothing_are_named(
+    tmp_path: Path, counts: list[list[int]], texts: list[str], told: str
+) -> None:
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    write_codes(good, np.zeros((3, 10), np.int64), np.array([[2], [1]]), ["a"])
+    rows = np.array(counts, np.int64)
+    write_codes(bad, np.zeros((int(rows.sum()), 10), np.int64), rows, texts)
+    with pytest.raises(ValueError, match=rf"bad\.npz: {told}"):
+        Corpus.read([good, bad], {"a": 7, " ": 9})
+
+
+def test_codes_that_end_early_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    write_codes(path, np.zeros((2, 10), np.int64), np.array([[2], [1]]), ["a"])
+    with pytest.raises(ValueError, match="25 bytes of codes, its rows make 40"):
+        Corpus.read([path], {"a": 7, " ": 9})
+
+
 def test_voices_beside_a_file_are_those_that_it_lacks(tmp_path: Path) -> None:
     first = choose_voices(np.random.default_rng(1), 40, 2, None)
     assert first.shape == (4, 40)
