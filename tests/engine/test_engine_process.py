@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -73,8 +74,11 @@ class Process:
         return ready, pool
 
     def end(self) -> tuple[int, str]:
+        """Exit code, and what stderr has beside the log, which is then in `logged`."""
         _, errors = self.child.communicate(timeout=LIMIT_S)
-        return self.child.returncode, errors.decode()
+        lines = errors.decode().splitlines(keepends=True)
+        self.logged = [json.loads(line) for line in lines if line.startswith("{")]
+        return self.child.returncode, "".join(x for x in lines if not x.startswith("{"))
 
     def close(self) -> None:
         self.sock.close()
@@ -130,6 +134,7 @@ def test_a_request_through_two_engines(processes: list[Process]) -> None:
     assert isinstance(prefill.receive()[0], ChunkDone)
     prefill.send(Shutdown())
     assert prefill.end() == (0, "")
+    assert [line["event"] for line in prefill.logged] == ["products"]
     decode.sock.close()
     assert decode.end() == (1, "duplet_engine: the I/O process closed the link\n")
     source.close()
