@@ -19,7 +19,6 @@ from duplet_kvproxy.choice import Choice, TransportRefused
 from duplet_kvproxy.transport import TransportName
 from duplet_memory.layout import describe_pool
 from duplet_memory.pool import Pool, create_pool
-from duplet_unit.unit import owned_run_dir
 from tests.services.kvproxy_peers import (
     OwnedPool,
     both_ends,
@@ -69,12 +68,6 @@ def place() -> Iterator[Place]:
     made = Place()
     yield made
     made.close()
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with owned_run_dir(None) as folder:
-        yield folder
 
 
 def free_port() -> int:

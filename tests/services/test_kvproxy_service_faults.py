@@ -13,7 +13,6 @@ import pytest
 
 from duplet_memory.layout import describe_pool
 from duplet_memory.pool import Pool, create_pool
-from duplet_unit.unit import owned_run_dir
 from tests.services import service_faults
 from tests.services.kvproxy_peers import OwnedPool
 
@@ -81,12 +80,6 @@ def place() -> Iterator[CpuPlace]:
     made = CpuPlace()
     yield made
     made.close()
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with owned_run_dir(None) as folder:
-        yield folder
 
 
 async def test_a_killed_kvproxy(place: CpuPlace, run_dir: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from duplet_core.ids import PROTOCOL_VERSION, Role, TransferId
 from duplet_core.messages import AbortAck, SourceReleased
-from duplet_unit.unit import owned_run_dir
 from tests.e2e.live_unit import until
 from tests.services import kvproxy_peers
 from tests.services.kvproxy_peers import (
@@ -35,12 +34,6 @@ def place() -> Iterator[CpuPlace]:
     made = CpuPlace()
     yield made
     made.close()
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with owned_run_dir(None) as folder:
-        yield folder
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
