@@ -49,19 +49,24 @@ class Trial:
         return asdict(self)
 
 
+def describe_scratch(arrangement: Arrangement) -> PoolDescription:
+    """The layout of a pool for trials."""
+    return describe_pool(
+        layers=36,
+        page_rows=16,
+        kv_heads=8,
+        head_dim=128,
+        dtype="bfloat16",
+        pages=TRIAL_PAGES,
+        arrangement=arrangement,
+    )
+
+
 class ScratchPool:
     """A pool that exists for trials only, for work on every GPU of `reach`. Owns its memory."""
 
     def __init__(self, device: Device, reach: Sequence[Device], arrangement: Arrangement) -> None:
-        described = describe_pool(
-            layers=36,
-            page_rows=16,
-            kv_heads=8,
-            head_dim=128,
-            dtype="bfloat16",
-            pages=TRIAL_PAGES,
-            arrangement=arrangement,
-        )
+        described = describe_scratch(arrangement)
         self._device = device
         self.description: PoolDescription = replace(
             described, handle="cumem-fd", device=device.uuid
@@ -119,6 +124,7 @@ def run_trials(
     of the destination, and time it. Takes some hundred milliseconds and 300 MiB a GPU."""
     trials: list[Trial] = []
     both = list(dict.fromkeys((source, dest)))
+    content = _random_pages()
     for arrangement in ARRANGEMENTS:
         names = [n for n in transports if arrangement == "page-major" or n not in WHOLE_PAGES]
         pools: list[ScratchPool] = []
@@ -126,7 +132,9 @@ def run_trials(
             for device in (source, dest):
                 reach = [d for d in both if d.reaches(device)]
                 pools.append(ScratchPool(device, reach, arrangement))
-            trials += [_try(transports[n], pools[0], pools[1], source, dest) for n in names]
+            trials += [
+                _try(transports[n], content, pools[0], pools[1], source, dest) for n in names
+            ]
         except CudaError as error:
             trials += [
                 Trial(n, source.uuid, dest.uuid, arrangement, False, error.detail) for n in names
@@ -137,12 +145,22 @@ def run_trials(
     return trials
 
 
+def _random_pages() -> NDArray[np.uint8]:
+    """A scratch pool's bytes; both arrangements have as many."""
+    size = TRIAL_PAGES * describe_scratch("page-major").page_bytes
+    return np.random.default_rng(7).integers(0, 2**64, size // 8, np.uint64).view(np.uint8)
+
+
 def _try(
-    transport: GpuTransport, source: ScratchPool, dest: ScratchPool, at: Device, to: Device
+    transport: GpuTransport,
+    content: NDArray[np.uint8],
+    source: ScratchPool,
+    dest: ScratchPool,
+    at: Device,
+    to: Device,
 ) -> Trial:
     arrangement = source.description.arrangement
     choose = np.random.default_rng(7)
-    content = choose.integers(0, 256, TRIAL_PAGES * source.description.page_bytes, np.uint8)
     from_pages = choose.permutation(TRIAL_PAGES)[:MOVED_PAGES].tolist()
     to_pages = choose.permutation(TRIAL_PAGES)[:MOVED_PAGES].tolist()
     rows = MOVED_PAGES * source.description.page_rows
