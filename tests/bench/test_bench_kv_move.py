@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench import kv_move
+from bench import kv_move, kv_move_owner
 from bench.kv_move import (
     BEST_KERNEL,
     BUDGETS,
@@ -46,6 +46,25 @@ def test_results_follow_from_cases() -> None:
         "kv_scattered_layer_major_ratio": (1.1, "ratio"),
         "kv_churned_over_fresh_ratio": (pytest.approx(1.125), "ratio"),
     }
+
+
+def test_a_load_runs_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steps(kv_move_owner.Load):
+        steps = 0
+
+        def __init__(self, kind: str) -> None:
+            self.times_ms = []
+
+        def step(self) -> None:
+            self.steps += 1
+            self.times_ms.append(self.steps)
+
+    monkeypatch.setattr(kv_move_owner, "Load", Steps)
+    owner = kv_move_owner.Owner.__new__(kv_move_owner.Owner)
+    assert owner.obey({"do": "load", "kind": "sum"}) is None
+    assert isinstance(owner.load, Steps)
+    assert owner.load.steps > kv_move_owner.IN_FLIGHT, "one at least is over"
+    assert owner.load.times_ms == [], "the first ones do not count"
 
 
 def test_an_ideal_link_carries_moves_in_order_and_idles_between() -> None:
