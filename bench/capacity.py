@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.levels import Broken, Limits, run_levels
+from bench.levels import TIMEOUT_S, Broken, Limits, run_bounded, run_levels
 from bench.points import Point, Store, best, next_levels
 from bench.results import Report
-from bench.systems import MONOLITH, READY_S, UNIT, Mix, System, running
+from bench.systems import MONOLITH, UNIT, Mix, System, running
 from duplet_client import GenerateError
 from duplet_core.errors import DupletError
-from duplet_load.generator import Load, run_load
+from duplet_load.generator import Load
 from duplet_load.summary import FLOOR, quantile
 from duplet_load.synth import Synth, make_trace
 
@@ -28,10 +29,11 @@ MOST_LEVELS = 12
 """In one run."""
 STEP_SHARE = 0.1
 """Of the streams that are foretold: from level to level."""
-FIRST_SHARE = 0.7
-FIRST_SHARE_BURSTS = {2: 0.6, 1: 0.3}
-"""Of the streams that are foretold: where a search begins; with bursts, by cards, since a
-monolith's prompts wait for each other and for steps."""
+FIRST_SHARE = {2: 0.6, 1: 0.5}
+FIRST_SHARE_BURSTS = {2: 0.5, 1: 0.3}
+"""Of the streams that are foretold: where a search begins, by cards, since a monolith's prompts
+wait for each other and for steps. A level more costs a window, a first one that is not carried
+costs the search all its levels again."""
 BURST_WINDOWS = 4 / 3
 """So much longer are levels of bursts, of which each has few."""
 WARMING = 12
@@ -93,6 +95,8 @@ class Search:
     step: int
     ends_s: float
     """On the monotonic clock: nothing is sent later."""
+    longest_s: float = math.inf
+    """Of one system in one mix: it sends nothing later than so long after it began."""
 
     def levels(self, system: System, mix: Mix) -> list[int]:
         """What is to be measured next; empty when the search is over."""
@@ -100,7 +104,7 @@ class Search:
         if self.costs is not None:
             most = min(foretell(system, mix.synth, self.costs), self.most_streams)
             bursts = mix.synth.burstiness > 0
-            share = FIRST_SHARE_BURSTS[system.cards] if bursts else FIRST_SHARE
+            share = (FIRST_SHARE_BURSTS if bursts else FIRST_SHARE)[system.cards]
             first, step = max(1, round(share * most)), max(1, round(STEP_SHARE * most))
         points = self.store.points(system.name, mix.name)
         return next_levels(points, first, step, self.most_streams)[:MOST_LEVELS]
@@ -123,8 +127,10 @@ class Search:
             if point.describe() not in [p.describe() for p in known]:
                 print(f"{name}: {point.describe()}", flush=True)
 
+        ends_s = min(self.ends_s, time.monotonic() + self.longest_s)
         while levels := self.levels(system, mix):
-            if self.left_s() < self.least_s:
+            left_s = ends_s - time.monotonic()
+            if left_s < self.least_s:
                 print(f"{name}: no time is left for {levels[0]} streams", flush=True)
                 return
             known = self.store.points(system.name, mix.name)
@@ -134,7 +140,7 @@ class Search:
             synth = replace(mix.synth, label=f"{mix.name}/{levels[0]}/")
             outcome = await run_levels(
                 *(address, synth, levels, limits, keep),
-                most_s=self.left_s(),
+                most_s=left_s,
                 worker=system.worker,
             )
             late_ms = 1e3 * (quantile(outcome.lateness_s, 0.99) or 0.0)
@@ -152,8 +158,9 @@ class Search:
         """
         listeners = min(WARMING, self.most_streams)
         synth = replace(mix.synth, requests=2 * listeners, label="warm-up/")
-        load = Load(address, 1, listeners, timeout_s=READY_S, worker=system.worker)
-        outcome = await run_load(load, make_trace(synth), lambda _: None)
+        load = Load(address, 1, listeners, worker=system.worker)
+        # A listener's second request begins when the first had its time.
+        outcome = await run_bounded(load, make_trace(synth), sends_s=TIMEOUT_S)
         if ends := {record.outcome for record in outcome.records if not record.well}:
             raise Broken(f"the first requests ended so: {', '.join(sorted(ends))}")
 
@@ -164,50 +171,99 @@ class Search:
 # --- monoliths, side by side -------------------------------------------------------------
 
 
+Job = tuple[System, Sequence[Mix]]
+"""A system, and the mixes in which it is searched."""
+Then = Callable[[], Iterable[Job]]
+
+
+class Queue:
+    """Jobs that are taken in order; when `before` have ended, those that follow from them."""
+
+    def __init__(
+        self, search: Search, jobs: Iterable[Job], before: Sequence[System], then: Then
+    ) -> None:
+        self._search = search
+        self._then = then
+        self.waiting = [job for job in map(self._open, jobs) if job[1]]
+        named = {system.name for system in before}
+        self._missing = {s.name for s, _ in self.waiting} & named
+        self._is_known = asyncio.Event()
+        self._see()
+
+    async def take(self) -> Job | None:
+        """The next one; waits where it follows from what still runs. None: there is no more."""
+        if not self.waiting:
+            await self._is_known.wait()
+        return self.waiting.pop(0) if self.waiting else None
+
+    def end(self, system: System) -> None:
+        """Its search has ended, one way or another."""
+        self._missing.discard(system.name)
+        self._see()
+
+    def _see(self) -> None:
+        if not self._missing and not self._is_known.is_set():
+            self.waiting += [job for job in map(self._open, self._then()) if job[1]]
+            self._is_known.set()
+
+    def _open(self, job: Job) -> Job:
+        system, of = job
+        return system, [mix for mix in of if not self._search.is_over(system, mix)]
+
+
 async def find_on(
     search: Search,
-    jobs: Iterable[tuple[System, Sequence[Mix]]],
+    jobs: Iterable[Job],
     gpus: Sequence[str],
     environment: Mapping[str, str],
     longest_prompt: int,
     on_found: Callable[[System, Mix], None],
+    before: Sequence[System] = (),
+    then: Then = list,
 ) -> int:
     """Search these systems in these mixes, each on the next GPU that is free; without GPUs, or
-    where systems take more than one, one after the other.
+    where systems take more than one, one after the other. When those of `before` have ended,
+    `then` says what follows from them.
 
     A system whose searches are over is not started; one that fails leaves its GPU to the next
     and gets its other mixes later. `on_found` hears of each search that ended. How often systems
     failed.
     """
     failed = 0
-    waiting = [(s, [m for m in of if not search.is_over(s, m)]) for s, of in jobs]
-    waiting = [(system, of) for system, of in waiting if of]
-    each = all(system.cards == 1 for system, _ in waiting)
+    queue = Queue(search, jobs, before, then)
+    each = all(system.cards == 1 for system, _ in queue.waiting)
     shares = [[gpu] for gpu in gpus] if each and gpus else [gpus]
+
+    async def search_on(own: Sequence[str], system: System, left: list[Mix]) -> None:
+        async with running(system, environment, own, longest_prompt) as address:
+            await search.warm_up(system, left[0], address)
+            while left:
+                mix = left.pop(0)
+                await search.find(system, mix, address)
+                on_found(system, mix)
 
     async def work(own: Sequence[str]) -> None:
         nonlocal failed
-        while waiting and search.left_s() > search.least_s:
-            system, of = waiting.pop(0)
+        while job := await queue.take():
+            if search.left_s() < search.least_s:
+                queue.waiting.append(job)
+                return
+            system, of = job
             left = list(of)
             try:
-                async with running(system, environment, own, longest_prompt) as address:
-                    await search.warm_up(system, of[0], address)
-                    while left:
-                        mix = left.pop(0)
-                        await search.find(system, mix, address)
-                        on_found(system, mix)
+                await search_on(own, system, left)
             except* FAILURES as errors:
                 tell_failure(system.name, errors)
                 failed += 1
                 # One that does not even start would not do so later.
                 if 0 < len(left) < len(of):
-                    waiting.append((system, left))
+                    queue.waiting.append((system, left))
+            queue.end(system)
 
     async with asyncio.TaskGroup() as group:
         for own in shares:
             group.create_task(work(own))
-    for system, of in waiting:
+    for system, of in queue.waiting:
         print(f"{system.name}: no time was left for {', '.join(m.name for m in of)}", flush=True)
     return failed
 
@@ -231,6 +287,11 @@ def pick_chunk(store: Store, systems: Sequence[System], mix: Mix) -> System:
 # --- results -----------------------------------------------------------------------------
 
 
+def _has_ended(points: Sequence[Point]) -> bool:
+    """Whether a search met what is not carried."""
+    return any(not point.carried for point in points)
+
+
 def report_system(report: Report, store: Store, system: System, mix: Mix) -> None:
     """The lines of one system in one mix."""
     points = store.points(system.name, mix.name)
@@ -239,7 +300,7 @@ def report_system(report: Report, store: Store, system: System, mix: Mix) -> Non
     name = f"{mix.name}: {system.name}"
     point = best(points)
     streams = 0 if point is None else point.streams
-    at_least = "" if any(not p.carried for p in points) else " at least"
+    at_least = "" if _has_ended(points) else " at least"
     report.add(f"{name}: streams carried{at_least}", streams, "streams")
     report.add(f"{name}: streams a card{at_least}", streams / system.cards, "streams")
     if point is None:
@@ -250,14 +311,23 @@ def report_system(report: Report, store: Store, system: System, mix: Mix) -> Non
 
 
 def report_ratios(report: Report, store: Store, tuned: System, mix: Mix) -> None:
-    """Unit over monoliths, for each that was measured."""
-    unit = best(store.points(UNIT.name, mix.name))
+    """Unit over monoliths, for each that was measured. Where one of two searches was cut, their
+    ratio is a bound."""
+    unit_points = store.points(UNIT.name, mix.name)
+    unit = best(unit_points)
     for name, system in (("monolith", MONOLITH), ("chunked_monolith", tuned)):
-        other = best(store.points(system.name, mix.name))
+        points = store.points(system.name, mix.name)
+        other = best(points)
         if unit is None or other is None:
             continue
+        bound = {
+            (True, True): "",
+            (False, True): " at least",
+            (True, False): " at most",
+            (False, False): " or so",
+        }[_has_ended(unit_points), _has_ended(points)]
         ratio = (unit.streams / UNIT.cards) / (other.streams / system.cards)
-        report.add(f"{mix.name}: capacity_per_card_pd_over_{name}", ratio, "ratio")
+        report.add(f"{mix.name}: capacity_per_card_pd_over_{name}{bound}", ratio, "ratio")
         if unit.gap_p99_s and other.gap_p99_s:
             ratio = unit.gap_p99_s / other.gap_p99_s
             report.add(f"{mix.name}: row_gap_p99_pd_over_{name}", ratio, "ratio")

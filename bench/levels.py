@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.points import Point
+from duplet_core.playback import AUDIO_ROWS
 from duplet_load.generator import WORKER, Load, Outcome, run_load
 from duplet_load.record import Gaps, Record
-from duplet_load.summary import FLOOR, summarize
+from duplet_load.summary import FLOOR, quantile, summarize
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival
 
@@ -34,10 +35,34 @@ REFUSED = ("OVERLOADED", "DEADLINE")
 """What is a lack of room and no fault."""
 TIMEOUT_S = 40.0
 """Of a request; four times what the longest takes at the floor."""
+CLOSING_S = 20.0
+"""For client processes to start and to end; far beyond what they take."""
 
 
 class Broken(RuntimeError):
-    """Requests failed that were not refused: this is no measurement."""
+    """Requests failed that were not refused, or nobody was served: this is no measurement."""
+
+
+async def run_bounded(
+    load: Load,
+    arrivals: Sequence[Arrival],
+    on_record: Callable[[Record], None] = lambda _: None,
+    stop: asyncio.Event | None = None,
+    *,
+    sends_s: float,
+) -> Outcome:
+    """`run_load`, given up where it hangs. `sends_s`: nothing is sent later; inf: no bound.
+
+    Raises:
+        TimeoutError: it was not over when every request had had its time.
+        Broken: requests were sent and none was served; fewer would wait as long for who hangs.
+    """
+    async with asyncio.timeout(None if sends_s == math.inf else sends_s + TIMEOUT_S + CLOSING_S):
+        outcome = await run_load(replace(load, timeout_s=TIMEOUT_S), arrivals, on_record, stop)
+    if outcome.records and not any(record.well for record in outcome.records):
+        ends = ", ".join(sorted({record.outcome for record in outcome.records}))
+        raise Broken(f"none of {len(outcome.records)} requests was served; they ended so: {ends}")
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +143,32 @@ def open_trace(levels: Levels, synth: Synth) -> list[Arrival]:
     return found
 
 
+def rate_of(record: Record) -> float | None:
+    """Rows/s of a stream that is judged by them: not of one that stopped before it was audio,
+    whose rows are too few for a rate."""
+    unheard = record.outcome == "STOP" and record.rows < AUDIO_ROWS
+    return record.rows_per_second if record.well and not unheard else None
+
+
 def judge(streams: int, records: Sequence[Record], gaps: Gaps, limits: Limits) -> Point:
     """What one level's requests came to."""
     summary = summarize(Outcome(records=list(records), gaps=gaps))
     refused = sum(not record.well for record in records)
-    ttfa_s, rates = summary["ttfa_s"], summary["stream_rows_per_second"]
+    ttfa_s = summary["ttfa_s"]
+    rates = [rate for rate in map(rate_of, records) if rate is not None]
+    slow = sum(rate < FLOOR for rate in rates)
     carried = (
         bool(records)
         and refused == 0
         and summary["stalls"] == 0
-        and summary["streams_below_floor"] == 0
+        and slow == 0
         and (ttfa_s["p95"] is None or ttfa_s["p95"] <= limits.ttfa_p95_s)
     )
     return Point(
         *(streams, carried, len(records), refused),
-        *(summary["stalled_streams"], summary["streams_below_floor"]),
+        *(summary["stalled_streams"], slow),
         *(ttfa_s["p50"], ttfa_s["p95"], ttfa_s["p99"], summary["gap_s"]["p99"]),
-        *(rates["p1"], rates["p50"], summary["generator_lag_s"]["p99"]),
+        *(quantile(rates, 0.01), quantile(rates, 0.5), summary["generator_lag_s"]["p99"]),
     )
 
 
@@ -172,7 +206,8 @@ class Watcher:
         if level is not None:
             self.records[level].append(record)
             self.refused[level] += not record.well
-            slow = record.rows_per_second is not None and record.rows_per_second < FLOOR
+            rate = rate_of(record)
+            slow = rate is not None and rate < FLOOR
             self.wrong[level] += not record.well or record.stalls > 0 or slow
         # A request of the level after the next has ended, so this one's have.
         while (
@@ -221,7 +256,8 @@ async def run_levels(
     every level is told once more. `most_s`: nothing is sent later than so long after the call.
 
     Raises:
-        Broken: a KV check failed, or requests failed that were not refused.
+        Broken: a KV check failed, requests failed that were not refused, or all were refused.
+        TimeoutError: the load did not end.
         RuntimeError: the trace was too short, a fault of this module.
     """
     levels = Levels(tuple(streams), limits.ramp_s, limits.window_s)
@@ -233,14 +269,14 @@ async def run_levels(
         address,
         limits.processes,
         seconds=levels.ends_s,
-        timeout_s=TIMEOUT_S,
         starts_s=() if bursts else levels.starts_s(),
         marks_s=levels.marks_s(),
         worker=worker,
     )
     cutting = asyncio.create_task(_cut(watcher, most_s))
     try:
-        outcome = await run_load(load, trace, watcher, stop)
+        sends_s = min(levels.ends_s, most_s)
+        outcome = await run_bounded(load, trace, watcher, stop, sends_s=sends_s)
     finally:
         cutting.cancel()
     if watcher.faults or outcome.kv_mismatches:

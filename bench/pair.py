@@ -1,9 +1,13 @@
 """All figures of a unit beside two monoliths on the same cards, from one command.
 
-`python -m bench.pair --gpu 0,1 --model random:s2-pro --budget-s 560 --replay TRACE`. Items, in
-this order: `unit` (how many streams it carries, by mix), `waterfall` (where requests' time goes
-at 60 % of that and in a burst), `replay` (a slice of a trace), `unpacked` (the unit with prompts
-as JSON), `monoliths` (how many streams they carry). The first three are one life of one unit.
+`python -m bench.pair --gpu 0,1 --model random:s2-pro --budget-s 560 --replay TRACE`. Items:
+`unit` (how many streams it carries, by mix), `waterfall` (where requests' time goes at 60 % of
+that and in a burst), `replay` (a slice of a trace), `unpacked` (the unit with prompts as JSON),
+`monoliths` (how many streams they carry). They come in this order, but for the waterfall, which
+comes as soon as the unit's first mix is known. The first three are one life of one unit.
+
+A search of one mix sends nothing later than `--search-s` after it began, a request has its time
+and a load that hangs is given up, so that one item does not cost the others theirs.
 
 Everything is in `--out` as soon as it is known, and what is there is not measured again: a run
 that is cut, by its budget or from outside, goes on with the same command. `bench.pair_figures`
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import sys
 import time
@@ -38,26 +43,30 @@ from bench.systems import UNIT, mixes, running
 from duplet_unit.gpus import model_settings
 
 ITEMS = ("unit", "waterfall", "replay", "unpacked", "monoliths")
+MOST_VAIN_STARTS = 2
+"""Of a unit: one more would not start either."""
 
 
 async def run_on_unit(bench: Bench, items: Sequence[str]) -> int:
     """These items on one unit; on a fresh one after one that failed. How many failed."""
     waiting = unit_jobs(bench, items)
-    failed = 0
-    while waiting and bench.has_time(waiting[0][0]):
-        job = waiting[0]
+    failed = vain_starts = 0
+    while waiting and vain_starts < MOST_VAIN_STARTS and bench.has_time(waiting[0][0]):
+        name = "start of the unit"
         try:
             longest = bench.longest_prompt
             async with running(UNIT, bench.environment, bench.gpus, longest) as address:
                 await bench.search.warm_up(UNIT, bench.base, address)
                 while waiting:
-                    job = waiting.pop(0)
-                    await job[1](address)
-                await report_checks(bench, address)
+                    name, measure = waiting.pop(0)
+                    await measure(address)
+                    await report_checks(bench, address)
         except* FAILURES as errors:
-            waiting = [other for other in waiting if other is not job]
+            vain_starts += name == "start of the unit"
             failed += 1
-            tell_failure(job[0], errors)
+            tell_failure(name, errors)
+    if vain_starts:
+        print(f"not measured: {', '.join(name for name, _ in waiting) or 'nothing'}", flush=True)
     return failed
 
 
@@ -95,7 +104,7 @@ def make_bench(options: argparse.Namespace) -> Bench:
         **model_settings(options.model),
         **dict(setting.split("=", 1) for setting in options.set),
     }
-    search = Search(store, limits, options.most, *steps, ends_s)
+    search = Search(store, limits, options.most, *steps, ends_s, options.search_s)
     every = mixes(options.prompt_rows, options.output_rows)[: options.mixes]
     return Bench(options, search, every, environment, gpus, Report(NAME, workload))
 
@@ -109,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--items", type=lambda text: text.split(","), default=list(ITEMS), help="default: all")
     add("--budget-s", type=float, default=3_600.0, help="nothing is sent later")
+    add("--search-s", type=float, default=math.inf, help="nor later in one search")
     add("--gpu", default="", help="prefill's and decode's GPU, such as 0,1")
     add("--model", default="tiny")
     add("--set", action="append", default=[], metavar="DUPLET_NAME=VALUE")

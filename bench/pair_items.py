@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.capacity import Search, find_on, pick_chunk, report_ratios, report_system
+from bench.capacity import Job as SearchJob
+from bench.capacity import Search, Then, find_on, pick_chunk, report_ratios, report_system
+from bench.levels import run_bounded
 from bench.points import Store, best
 from bench.results import Report
 from bench.systems import MONOLITH, UNIT, UNPACKED, Mix, System, chunked
 from duplet_client import AsyncClient
-from duplet_load.generator import Load, Outcome, run_load
+from duplet_load.generator import Load, Outcome
 from duplet_load.record import Record
 from duplet_load.summary import summarize
 from duplet_load.synth import make_trace
@@ -77,15 +79,25 @@ class Bench:
             print(report.table(), flush=True)
 
     def keep_system(self, system: System, mix: Mix) -> None:
-        """The lines of a search that ended."""
+        """The lines of a search that ended, and what they make of the others'."""
         report = self.report()
         report_system(report, self.search.store, system, mix)
+        if system.cards == 1:
+            report_ratios(report, self.search.store, self.tuned, mix)
         self.keep(report)
 
-    async def find_on(self, jobs: Iterable[tuple[System, Sequence[Mix]]]) -> int:
+    @property
+    def tuned(self) -> System:
+        """The best chunk size of those that were measured."""
+        return pick_chunk(self.search.store, self.chunks, self.base)
+
+    async def find_on(
+        self, jobs: Iterable[SearchJob], before: Sequence[System] = (), then: Then = list
+    ) -> int:
         """Search systems that are not running yet. How often one failed."""
         place = (self.gpus, self.environment, self.longest_prompt)
-        return await find_on(self.search, jobs, *place, self.keep_system)
+        order = (self.keep_system, before, then)
+        return await find_on(self.search, jobs, *place, *order)
 
     def is_kept(self, name: str) -> bool:
         return Path(self.options.out, name).exists()
@@ -102,8 +114,10 @@ class Bench:
 
 async def measure_unit(bench: Bench, mix: Mix, address: str) -> None:
     """How many streams the unit carries in this mix."""
-    await bench.search.find(UNIT, mix, address)
-    bench.keep_system(UNIT, mix)
+    try:
+        await bench.search.find(UNIT, mix, address)
+    finally:
+        bench.keep_system(UNIT, mix)
 
 
 async def measure_waterfall(bench: Bench, address: str) -> None:
@@ -119,14 +133,15 @@ async def measure_waterfall(bench: Bench, address: str) -> None:
     steady, more = max(1, round(STEADY_SHARE * streams)), max(2, round(BURST_SHARE * streams))
     burst_s = limits.ramp_s + limits.window_s
     starts_s = [limits.ramp_s * n / steady for n in range(steady)] + [burst_s] * more
+    sends_s = burst_s + BURST_S
     load = Load(
         *(address, limits.processes),
-        seconds=burst_s + BURST_S,
+        seconds=sends_s,
         timelines=True,
         starts_s=tuple(starts_s),
     )
     synth = replace(bench.base.synth, requests=40 * len(starts_s), label="waterfall/")
-    outcome = await run_load(load, make_trace(synth), lambda _: None)
+    outcome = await run_bounded(load, make_trace(synth), sends_s=sends_s)
     settled = [r for r in outcome.records if limits.ramp_s <= r.at_s < burst_s]
     fallen = [r for r in outcome.records if r.at_s >= burst_s]
     report = bench.report()
@@ -153,7 +168,7 @@ async def measure_replay(bench: Bench, address: str) -> None:
         print(f"replay: no time is left for {needed_s:.0f} s", flush=True)
         return
     load = Load(address, bench.search.limits.processes)
-    outcome = await run_load(load, [_named(a) for a in arrivals], lambda _: None)
+    outcome = await run_bounded(load, [_named(a) for a in arrivals], sends_s=needed_s)
     report = bench.report()
     name = f"replay of {options.replay_s:g} s of {trace.stem}, {options.replay_speed:g} x as fast"
     report_load(report, name, outcome)
@@ -189,34 +204,44 @@ async def measure_unpacked(bench: Bench) -> int:
 async def measure_monoliths(bench: Bench) -> int:
     """Whole prompts in all mixes and every chunk size in the first; then the best chunk size in
     the others. How many systems failed."""
+
+    def go_on() -> list[SearchJob]:
+        print(f"tuned: {bench.tuned.name}", flush=True)
+        return [(bench.tuned, [mix]) for mix in bench.mixes[1:]]
+
     jobs = [(MONOLITH, bench.mixes), *((system, [bench.base]) for system in bench.chunks)]
-    failed = await bench.find_on(jobs)
-    tuned = pick_chunk(bench.search.store, bench.chunks, bench.base)
-    print(f"tuned: {tuned.name}", flush=True)
-    failed += await bench.find_on([(tuned, [mix]) for mix in bench.mixes[1:]])
+    failed = await bench.find_on(jobs, before=bench.chunks, then=go_on)
+    # All once more in one table: a search that failed has points too, and a ratio that was told
+    # before all chunk sizes were known may be another's.
     report = bench.report()
     for mix in bench.mixes:
-        report_ratios(report, bench.search.store, tuned, mix)
+        for system in (UNIT, MONOLITH, *bench.chunks):
+            report_system(report, bench.search.store, system, mix)
+        report_ratios(report, bench.search.store, bench.tuned, mix)
     bench.keep(report)
     return failed
 
 
 def unit_jobs(bench: Bench, items: Sequence[str]) -> list[tuple[str, Job]]:
-    """What is still to be measured on a unit, by name."""
+    """What is still to be measured on a unit, by name; in the order in which a run that is cut
+    leaves most."""
     jobs: list[tuple[str, Job]] = []
-    for mix in bench.mixes:
+
+    def add_search(mix: Mix) -> None:
         if "unit" in items and not bench.search.is_over(UNIT, mix):
             jobs.append((f"unit, {mix.name}", partial(measure_unit, bench, mix)))
-    for item, name, measure in (
-        ("waterfall", BURST, measure_waterfall),
-        ("replay", REPLAY, measure_replay),
-    ):
-        if item not in items:
-            continue
-        if bench.is_kept(name):
+
+    def add(item: str, name: str, measure: Callable[[Bench, str], Awaitable[None]]) -> None:
+        if item in items and bench.is_kept(name):
             print(f"{item}: is kept in {bench.options.out / name}", flush=True)
-        else:
+        elif item in items:
             jobs.append((item, partial(measure, bench)))
+
+    add_search(bench.base)
+    add("waterfall", BURST, measure_waterfall)
+    for mix in bench.mixes[1:]:
+        add_search(mix)
+    add("replay", REPLAY, measure_replay)
     return jobs
 
 

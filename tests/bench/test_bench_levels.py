@@ -8,18 +8,23 @@ from collections import Counter
 
 import pytest
 
+from bench import levels
 from bench.levels import (
     HOPELESS,
     REFUSED,
     SETTLING,
+    Broken,
     Levels,
     Limits,
     Watcher,
     closed_trace,
     judge,
     open_trace,
+    run_bounded,
 )
 from bench.points import Point
+from duplet_core.playback import AUDIO_ROWS
+from duplet_load.generator import Load, Outcome
 from duplet_load.record import Gaps, Record
 from duplet_load.synth import Synth
 
@@ -162,3 +167,42 @@ def test_all_levels_are_whole_when_nothing_stopped_them() -> None:
     watcher, _ = watch(record(3.5))
     assert watcher.stopped_s == math.inf
     assert all(watcher.is_whole(level) for level in range(4))
+
+
+def test_a_stream_that_stopped_before_it_was_audio_has_no_rate_to_judge() -> None:
+    short = record(3.5, outcome="STOP", rate=30.0)
+    for rows, carried in ((AUDIO_ROWS - 1, True), (AUDIO_ROWS, False)):
+        short.rows = rows
+        point = judge(4, [record(3.5), short], Gaps(), LIMITS)
+        assert (point.carried, point.slow_streams) == (carried, int(not carried))
+        watcher, _ = watch(short)
+        assert watcher.wrong[0] == int(not carried)
+
+
+async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run_load(load: Load, *_: object) -> Outcome:
+        assert load.timeout_s == 0.0, "of each request"
+        return await asyncio.Future()
+
+    monkeypatch.setattr(levels, "run_load", run_load)
+    monkeypatch.setattr(levels, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(levels, "CLOSING_S", 0.0)
+    with pytest.raises(TimeoutError):
+        await run_bounded(Load("nowhere"), [], sends_s=0.0)
+
+
+@pytest.mark.parametrize(("outcomes", "broken"), [("DO", True), ("DL", False), ("", False)])
+async def test_a_load_of_which_nobody_is_served_is_no_measurement(
+    monkeypatch: pytest.MonkeyPatch, outcomes: str, broken: bool
+) -> None:
+    names = {"D": "DEADLINE", "O": "OVERLOADED", "L": "LENGTH"}
+
+    async def run_load(*_: object) -> Outcome:
+        return Outcome(records=[record(0.5, outcome=names[letter]) for letter in outcomes])
+
+    monkeypatch.setattr(levels, "run_load", run_load)
+    if not broken:
+        assert len((await run_bounded(Load("nowhere"), [], sends_s=1.0)).records) == len(outcomes)
+        return
+    with pytest.raises(Broken, match=r"none of 2 requests .* DEADLINE, OVERLOADED"):
+        await run_bounded(Load("nowhere"), [], sends_s=1.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import capacity, pair, pair_figures
+from bench import capacity, pair, pair_figures, pair_items
 from bench.capacity import Search
 from bench.levels import Broken
 from bench.pair import make_bench, make_parser, run, run_on_unit
@@ -107,6 +107,63 @@ def test_every_item_is_measured_once(
     for name in PICTURES:
         assert (figures / f"pair_{name}.svg").stat().st_size > 5_000
     assert replay in (figures / "pair.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("starts", "failing", "measured", "failed"),
+    [
+        ([True], "", ["half cold", "waterfall", "warm, smooth", "bursts", "replay"], 0),
+        ([True, True], "waterfall", ["half cold", "warm, smooth", "bursts", "replay"], 1),
+        ([False, True], "", ["half cold", "waterfall", "warm, smooth", "bursts", "replay"], 1),
+        ([False, False], "", [], 2),
+    ],
+)
+async def test_what_fails_costs_the_other_items_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    starts: list[bool],
+    failing: str,
+    measured: list[str],
+    failed: int,
+) -> None:
+    """A unit that does not start is tried twice; an item that fails is not, and gives the others
+    a fresh unit."""
+    began: list[bool] = []
+    done: list[str] = []
+
+    @asynccontextmanager
+    async def start(system: System, *_: object) -> AsyncIterator[str]:
+        began.append(starts[len(began)])
+        if not began[-1]:
+            raise TimeoutError
+        yield system.name
+
+    def measure(name: str) -> None:
+        if name == failing:
+            raise Broken(name)
+        done.append(name)
+
+    async def search(bench: Bench, mix: Mix, address: str) -> None:
+        measure(mix.name)
+
+    async def draw(bench: Bench, address: str) -> None:
+        measure("waterfall")
+
+    async def replay(bench: Bench, address: str) -> None:
+        measure("replay")
+
+    async def nothing(*_: object) -> None: ...
+
+    monkeypatch.setattr(pair, "running", start)
+    monkeypatch.setattr(pair, "report_checks", nothing)
+    monkeypatch.setattr(Search, "warm_up", not_warmed_up)
+    monkeypatch.setattr(pair_items, "measure_unit", search)
+    monkeypatch.setattr(pair_items, "measure_waterfall", draw)
+    monkeypatch.setattr(pair_items, "measure_replay", replay)
+    bench = bench_of("--out", str(tmp_path), "--budget-s", "10000")
+    assert await run_on_unit(bench, ON_UNIT) == failed
+    assert began == starts
+    assert done == measured
 
 
 @pytest.mark.timeout(300)
