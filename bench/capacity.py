@@ -196,6 +196,14 @@ class Queue:
             await self._is_known.wait()
         return self.waiting.pop(0) if self.waiting else None
 
+    def take_for(self, system: System) -> Sequence[Mix]:
+        """The mixes of the next job for a system that runs already; none: there is no such job."""
+        for job in self.waiting:
+            if job[0] == system:
+                self.waiting.remove(job)
+                return job[1]
+        return ()
+
     def end(self, system: System) -> None:
         """Its search has ended, one way or another."""
         self._missing.discard(system.name)
@@ -225,9 +233,9 @@ async def find_on(
     where systems take more than one, one after the other. When those of `before` have ended,
     `then` says what follows from them.
 
-    A system whose searches are over is not started; one that fails leaves its GPU to the next
-    and gets its other mixes later. `on_found` hears of each search that ended. How often systems
-    failed.
+    A system whose searches are over is not started, and one that runs goes on with what follows
+    for it; one that fails leaves its GPU to the next and gets its other mixes later. `on_found`
+    hears of each search that ended. How often systems failed.
     """
     failed = 0
     queue = Queue(search, jobs, before, then)
@@ -241,6 +249,9 @@ async def find_on(
                 mix = left.pop(0)
                 await search.find(system, mix, address)
                 on_found(system, mix)
+                if not left:
+                    queue.end(system)
+                    left += queue.take_for(system)
 
     async def work(own: Sequence[str]) -> None:
         nonlocal failed

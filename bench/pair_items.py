@@ -207,7 +207,8 @@ async def measure_monoliths(bench: Bench) -> int:
 
     def go_on() -> list[SearchJob]:
         print(f"tuned: {bench.tuned.name}", flush=True)
-        return [(bench.tuned, [mix]) for mix in bench.mixes[1:]]
+        # The longest first: it goes on where the tuned one may run, while the other GPU is busy.
+        return [(bench.tuned, [mix]) for mix in reversed(bench.mixes[1:])]
 
     jobs = [(MONOLITH, bench.mixes), *((system, [bench.base]) for system in bench.chunks)]
     failed = await bench.find_on(jobs, before=bench.chunks, then=go_on)
