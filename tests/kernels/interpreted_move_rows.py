@@ -100,9 +100,10 @@ def launch(
     pages: tuple[torch.Tensor, torch.Tensor],
     rows: tuple[int, int, int],
     slabs: int,
-    steps: tuple[int, int],
+    steps: tuple[int, int, int, int],
 ) -> None:
-    """`rows`: rows of a page, first row, rows to move."""
+    """`rows`: rows of a page, first row, rows to move. `steps`: from page to page, then from slab
+    to slab, the source's first."""
     block_rows = min(shape.block_rows, 8)
     move_rows[(-(-rows[2] // block_rows) * SPLITS,)](
         source,
@@ -122,7 +123,7 @@ def moved(case: Case) -> torch.Tensor:
     plan, result = case.plan, case.dest.clone()
     pages = torch.tensor(plan.source_pages), torch.tensor(plan.dest_pages)
     rows = (plan.page_rows, plan.first_row, plan.rows)
-    steps = (plan.source_step, plan.dest_step)
+    steps = (plan.source_page_step, plan.dest_page_step, plan.source_step, plan.dest_step)
     launch(case.shape, case.source, result, pages, rows, plan.slabs, steps)
     return result
 
@@ -171,8 +172,8 @@ def test_a_pool_of_more_words_than_32_bits_count(arrangement: Arrangement, large
     plan = plan_rows(check_copy(pools[0], pages[0], pools[1], pages[1], 5, 40))
     tables = torch.tensor(plan.source_pages), torch.tensor(plan.dest_pages)
     rows = (plan.page_rows, plan.first_row, plan.rows)
-    shape, steps = RowShape.of(pools[0].row_bytes), (plan.source_step, plan.dest_step)
-    launch(shape, words[0], words[1], tables, rows, plan.slabs, steps)
+    steps = (plan.source_page_step, plan.dest_page_step, plan.source_step, plan.dest_step)
+    launch(RowShape.of(pools[0].row_bytes), words[0], words[1], tables, rows, plan.slabs, steps)
     new[0, :5] = new[2, 45 % 16 :] = 0
     assert torch.equal(views[1][pages[1]], new)
 
@@ -192,14 +193,14 @@ def test_staged_chunks_gather_and_scatter(chunk_rows: int, start: int, count: in
         stage = torch.full((items,), -1, dtype=result.dtype)
         pages = slice(chunk.first_page, chunk.first_page + chunk.pages)
         rows = (plan.page_rows, chunk.first_row, chunk.rows)
-        identity = torch.arange(chunk.pages, dtype=torch.int32) * plan.page_rows
+        identity = torch.arange(chunk.pages)
         from_pages = torch.tensor(plan.source_pages[pages]), identity
         skipped = chunk.first_slab * plan.source_step * words
-        steps = (plan.source_step, step)
+        steps = (plan.source_page_step, plan.page_rows, plan.source_step, step)
         launch(case.shape, case.source[skipped:], stage, from_pages, rows, chunk.slabs, steps)
         to_pages = identity, torch.tensor(plan.dest_pages[pages])
         skipped = chunk.first_slab * plan.dest_step * words
-        steps = (step, plan.dest_step)
+        steps = (plan.page_rows, plan.dest_page_step, step, plan.dest_step)
         launch(case.shape, stage, result[skipped:], to_pages, rows, chunk.slabs, steps)
     assert torch.equal(result, expected_dest(case))
 

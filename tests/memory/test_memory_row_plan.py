@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from duplet_core.errors import InvalidInput
@@ -50,8 +49,10 @@ def test_rows_and_ranges_name_the_same_bytes(
     for slab in range(rows.slabs):
         for row in range(rows.first_row, rows.first_row + rows.rows):
             page, in_page = divmod(row, rows.page_rows)
-            from_place = int(rows.source_pages[page]) + in_page + slab * rows.source_step
-            to_place = int(rows.dest_pages[page]) + in_page + slab * rows.dest_step
+            from_page = int(rows.source_pages[page]) * rows.source_page_step
+            to_page = int(rows.dest_pages[page]) * rows.dest_page_step
+            from_place = from_page + in_page + slab * rows.source_step
+            to_place = to_page + in_page + slab * rows.dest_step
             here = pools[0].offset + from_place * rows.row_bytes
             there = pools[1].offset + to_place * rows.row_bytes
             named |= {(here + byte, there + byte) for byte in range(rows.row_bytes)}
@@ -108,9 +109,14 @@ def test_ranges_that_overlap_are_refused() -> None:
     check_copy(pool, [1, 1], other, [2, 3], 0, 6)
 
 
-def test_places_stay_within_32_bits() -> None:
-    huge = describe("page-major", page_rows=64, pages=2**23)
-    copy = check_copy(huge, [0], describe("page-major", page_rows=64), [0], 0, 1)
-    with pytest.raises(InvalidInput, match="rows over all layers, most are 2147483647"):
-        plan_rows(copy)
-    assert np.iinfo(np.int32).max == 2**31 - 1
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_steps_stay_within_32_bits(arrangement: Arrangement) -> None:
+    huge = describe(arrangement, page_rows=64, pages=2**23)
+    small = describe("page-major", page_rows=64)
+    for source, dest in ((huge, small), (small, huge)):
+        copy = check_copy(source, [0], dest, [0], 0, 1)
+        with pytest.raises(InvalidInput, match="rows over all layers, most are 2147483647"):
+            plan_rows(copy)
+    largest = describe(arrangement, page_rows=64, pages=2**23 - 1)
+    plan = plan_rows(check_copy(largest, [0], small, [0], 0, 1))
+    assert max(plan.source_page_step, plan.source_step) < 2**31

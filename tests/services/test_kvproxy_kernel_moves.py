@@ -98,24 +98,24 @@ class KernelDriver(Driver):
     def _run_piece(self, a: LaunchedRows, row_bytes: int, rows: list[int]) -> None:
         for row in rows:
             page, in_page = divmod(row, a.page_rows)
-            source = self._place(a.source_pages, page) + in_page
-            dest = self._place(a.dest_pages, page) + in_page
+            source = self._page(a.source_pages, page) * a.source_page_step + in_page
+            dest = self._page(a.dest_pages, page) * a.dest_page_step + in_page
             for slab in range(a.slabs):
                 to = a.dest + (dest + slab * a.dest_step) * row_bytes
-                ctypes.memmove(
-                    to, a.source + (source + slab * a.source_step) * row_bytes, row_bytes
-                )
+                at = a.source + (source + slab * a.source_step) * row_bytes
+                self._check_known(row_bytes, at, to)
+                ctypes.memmove(to, at, row_bytes)
 
     def _check_known(self, size: int, *addresses: int) -> None:
         for at in addresses:
             known = any(start <= at and at + size <= start + all_ for start, all_ in self.known)
             assert known, "a kernel leaves the pools and stages"
 
-    def _place(self, table: int, page: int) -> int:
-        at = table + 4 * page
+    def _page(self, table: int, index: int) -> int:
+        at = table + 8 * index
         held = any(start <= at < start + size for start, size in self._pinned.items())
         assert held, "a kernel reads a table that was given back"
-        return ctypes.c_int32.from_address(at).value
+        return ctypes.c_int64.from_address(at).value
 
 
 class Kernel:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from duplet_kvproxy import gpu_queue
-from duplet_kvproxy.gpu_queue import PlaceTable
+from duplet_kvproxy.gpu_queue import PageTable
 from duplet_kvproxy.move_staged import FIRST_TABLE_PAGES, _Side
 from duplet_memory.cuda_driver import CudaError
 
@@ -38,10 +38,10 @@ class PinnedMemory:
         return ctypes.addressof(memory)
 
     def read(self, address: int, pages: int) -> list[int]:
-        """Places at an address, which lie in live memory."""
+        """Page numbers at an address, which lie in live memory."""
         for start, memory in self.live.items():
-            if start <= address and address + 4 * pages <= start + len(memory):
-                return list((ctypes.c_int32 * pages).from_address(address))
+            if start <= address and address + 8 * pages <= start + len(memory):
+                return list((ctypes.c_int64 * pages).from_address(address))
         raise AssertionError("a launch would read memory that was given back")
 
 
@@ -56,22 +56,22 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> PinnedMemory:
     return memory
 
 
-def make_table(pages: int) -> PlaceTable:
+def make_table(pages: int) -> PageTable:
     device: Any = StillDevice()
-    return PlaceTable(device, pages)
+    return PageTable(device, pages)
 
 
 def test_a_table_that_cannot_grow_stays_what_it_was(pinned: PinnedMemory) -> None:
     table = make_table(10)
     pinned.is_full = True
     with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
-        table.write(np.arange(5000, dtype=np.int32))
-    (address,) = table.write(np.arange(3, dtype=np.int32) + 7)
+        table.write(np.arange(5000, dtype=np.int64))
+    (address,) = table.write(np.arange(3, dtype=np.int64) + 7)
     assert pinned.read(address, 3) == [7, 8, 9]
     with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
-        table.write(np.arange(5000, dtype=np.int32))
+        table.write(np.arange(5000, dtype=np.int64))
     pinned.is_full = False
-    (address,) = table.write(np.arange(5000, dtype=np.int32))
+    (address,) = table.write(np.arange(5000, dtype=np.int64))
     assert pinned.read(address, 5000) == list(range(5000))
     assert len(pinned.live) == 1, "the smaller one was given back"
 
@@ -92,22 +92,22 @@ def make_side(monkeypatch: pytest.MonkeyPatch) -> _Side:
     return _Side(device, (device,))
 
 
-@pytest.mark.parametrize(("pages", "page_rows"), [(3, 4), (3, 16), (FIRST_TABLE_PAGES + 1, 4)])
-def test_staging_places_are_never_those_of_a_table_that_failed(
-    monkeypatch: pytest.MonkeyPatch, pinned: PinnedMemory, pages: int, page_rows: int
+@pytest.mark.parametrize("pages", [3, FIRST_TABLE_PAGES, FIRST_TABLE_PAGES + 1])
+def test_staging_pages_are_never_those_of_a_table_that_failed(
+    monkeypatch: pytest.MonkeyPatch, pinned: PinnedMemory, pages: int
 ) -> None:
     """A gather writes where this table says: a wrong one lets a copy write anywhere."""
     side = make_side(monkeypatch)
-    assert pinned.read(side.identity(3, 4), 3) == [0, 4, 8]
+    assert pinned.read(side.identity(3), 3) == [0, 1, 2]
     pinned.is_full = True
     for _ in range(2):
         try:
-            address = side.identity(pages, page_rows)
+            address = side.identity(pages)
         except CudaError:
             assert pages > FIRST_TABLE_PAGES, "no memory was needed"
         else:
-            assert pinned.read(address, pages) == [page * page_rows for page in range(pages)]
-    assert pinned.read(side.identity(3, 4), 3) == [0, 4, 8]
+            assert pinned.read(address, pages) == list(range(pages))
+    assert pinned.read(side.identity(3), 3) == [0, 1, 2]
     pinned.is_full = False
-    address = side.identity(pages, page_rows)
-    assert pinned.read(address, pages) == [page * page_rows for page in range(pages)]
+    address = side.identity(pages)
+    assert pinned.read(address, pages) == list(range(pages))

@@ -1,4 +1,4 @@
-"""Streams, events and place tables of the GPU movers, over CUDA's driver."""
+"""Streams, events and page tables of the GPU movers, over CUDA's driver."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from duplet_memory.cuda_driver import Device, call, call_quickly, driver
 _NON_BLOCKING = 1
 PORTABLE = 1
 """Pinned for every GPU's context, not only for the one that allocates."""
+
+PAGE_NUMBER_BYTES = 8
 
 FIRST_GROUP_COPIES = 8
 GROUP_GROWTH = 4
@@ -81,8 +83,8 @@ class Flight:
         self._quiet()
 
 
-class PlaceTable:
-    """Places of pages in pinned host memory, where kernels of any GPU read them: each program
+class PageTable:
+    """Page numbers in pinned host memory, where kernels of any GPU read them: each program
     once, which costs less than an upload and a wait for it.
 
     Owns the memory, and grows when a copy has more pages. Belongs to one flight at a time, so
@@ -92,31 +94,32 @@ class PlaceTable:
     def __init__(self, device: Device, pages: int) -> None:
         self._device = device
         self._pages = 0
-        self._places: NDArray[np.int32]
+        self._numbers: NDArray[np.int64]
         self._address = 0
         self._grow(pages)
 
-    def write(self, *places: NDArray[np.int32]) -> list[int]:
-        """Set the table; the address of each array."""
-        pages = max(len(p) for p in places)
+    def write(self, *lists: NDArray[np.int64]) -> list[int]:
+        """Set the table; the address of each list."""
+        pages = max(len(p) for p in lists)
         if pages > self._pages:
             self._grow(2 * pages)
-        require(len(places) <= 2, "a table holds two arrays")
-        for index, values in enumerate(places):
+        require(len(lists) <= 2, "a table holds two lists")
+        for index, numbers in enumerate(lists):
             start = index * self._pages
-            self._places[start : start + len(values)] = values
-        return [self._address + index * self._pages * 4 for index in range(len(places))]
+            self._numbers[start : start + len(numbers)] = numbers
+        each = self._pages * PAGE_NUMBER_BYTES
+        return [self._address + index * each for index in range(len(lists))]
 
     def _grow(self, pages: int) -> None:
         """Any call may fail. The table is then what it was, and never one without memory, for a
-        kernel writes where its places say."""
+        kernel writes where its pages say."""
         self._device.use()
         pages = -(-pages // 1024) * 1024
-        size = 2 * pages * 4
+        size = 2 * pages * PAGE_NUMBER_BYTES
         address = int(call("cuMemHostAlloc", size, PORTABLE))
         old, self._address = self._address, address
         view = (ctypes.c_byte * size).from_address(address)
-        self._places = np.ctypeslib.as_array(view).view(np.int32)
+        self._numbers = np.ctypeslib.as_array(view).view(np.int64)
         self._pages = pages
         if old:
             call("cuMemFreeHost", old)

@@ -34,6 +34,8 @@ class _Parameters(ctypes.Structure):
         ("first_row", ctypes.c_int32),
         ("rows", ctypes.c_int32),
         ("slabs", ctypes.c_int32),
+        ("source_page_step", ctypes.c_int32),
+        ("dest_page_step", ctypes.c_int32),
         ("source_step", ctypes.c_int32),
         ("dest_step", ctypes.c_int32),
         ("global_scratch", ctypes.c_uint64),
@@ -79,9 +81,10 @@ def compile_move_rows(shape: RowShape, capability: int) -> Any:
     from duplet_kvproxy.kernel_move_rows import WORD_TYPES, move_rows
 
     word = f"*{WORD_TYPES[shape.word_bytes]}"
-    signature = {"source": word, "dest": word, "source_pages": "*i32", "dest_pages": "*i32"}
-    numbers = ("page_rows", "first_row", "rows", "slabs", "source_step", "dest_step")
-    signature |= dict.fromkeys(numbers, "i32")
+    signature = {"source": word, "dest": word, "source_pages": "*i64", "dest_pages": "*i64"}
+    numbers = ("page_rows", "first_row", "rows", "slabs")
+    steps = ("source_page_step", "dest_page_step", "source_step", "dest_step")
+    signature |= dict.fromkeys((*numbers, *steps), "i32")
     constants = {
         "ROW_WORDS": shape.row_words,
         "BLOCK_ROWS": shape.block_rows,
@@ -107,6 +110,8 @@ class LaunchedRows:
     first_row: int
     rows: int
     slabs: int
+    source_page_step: int
+    dest_page_step: int
     source_step: int
     dest_step: int
 
@@ -128,6 +133,7 @@ class LaunchParameters:
         values.source_pages, values.dest_pages = a.source_pages, a.dest_pages
         values.page_rows, values.first_row, values.rows = a.page_rows, a.first_row, a.rows
         values.slabs, values.source_step, values.dest_step = a.slabs, a.source_step, a.dest_step
+        values.source_page_step, values.dest_page_step = a.source_page_step, a.dest_page_step
         return self._address
 
 

@@ -2,14 +2,15 @@
 
     for every slab s in [0, slabs), row q in [first_row, first_row + rows):
         p, i = q // page_rows, q % page_rows
-        dest[dest_pages[p] + i + s * dest_step] = source[source_pages[p] + i + s * source_step]
+        dest[dest_pages[p] * dest_page_step + i + s * dest_step] =
+            source[source_pages[p] * source_page_step + i + s * source_step]
 
-Layout: source and dest are words `[…][row_words]`; places and steps count rows of `row_words`
-words, and `…_pages` are the places of pages. Pages are disjoint within dest, and dest and source
-do not overlap, so the order does not matter. A program takes BLOCK_ROWS rows, reads the places of
-their pages once, and walks the slabs in strides; the grid is a multiple of the number of row
-blocks. Run on the source's GPU it pushes, on the destination's it pulls; with pages that follow
-each other on one side it gathers or scatters.
+Layout: source and dest are words `[…][row_words]`; steps count rows of `row_words` words, from
+page to page and from slab to slab, and `…_pages` are page numbers. Pages are disjoint within dest,
+and dest and source do not overlap, so the order does not matter. A program takes BLOCK_ROWS rows,
+reads the numbers of their pages once, and walks the slabs in strides; the grid is a multiple of
+the number of row blocks. Run on the source's GPU it pushes, on the destination's it pulls; with
+pages that follow each other on one side it gathers or scatters.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ def move_rows(  # type: ignore[no-untyped-def]
     first_row,
     rows,
     slabs,
+    source_page_step,
+    dest_page_step,
     source_step,
     dest_step,
     ROW_WORDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
 ):
-    """source, dest: pointers to words. source_pages, dest_pages: int32 [pages]. The rest:
+    """source, dest: pointers to words. source_pages, dest_pages: int64 [pages]. The rest:
     int32 scalars. BLOCK_WORDS: the power of two at or above ROW_WORDS."""
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     word = tl.arange(0, BLOCK_WORDS)
@@ -45,8 +48,8 @@ def move_rows(  # type: ignore[no-untyped-def]
     live = index < rows
     page = (first_row + index) // page_rows
     in_page = (first_row + index) % page_rows
-    source_row = (tl.load(source_pages + page, mask=live, other=0) + in_page).to(tl.int64)
-    dest_row = (tl.load(dest_pages + page, mask=live, other=0) + in_page).to(tl.int64)
+    source_row = tl.load(source_pages + page, mask=live, other=0) * source_page_step + in_page
+    dest_row = tl.load(dest_pages + page, mask=live, other=0) * dest_page_step + in_page
     mask = live[:, None] & (word < ROW_WORDS)[None, :]
     source_words = source + source_row[:, None] * ROW_WORDS + word[None, :]
     dest_words = dest + dest_row[:, None] * ROW_WORDS + word[None, :]

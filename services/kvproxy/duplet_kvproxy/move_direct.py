@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable
+from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PageTable
 from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device
@@ -38,7 +38,7 @@ class DirectMover:
         self._programs_per_sm = programs_per_sm or PROGRAMS_PER_SM[name]
         self._queue = GpuQueue(self._device)
         self._free = [
-            (GpuEvent(self._device), PlaceTable(self._device, FIRST_TABLE_PAGES))
+            (GpuEvent(self._device), PageTable(self._device, FIRST_TABLE_PAGES))
             for _ in range(MAX_IN_FLIGHT)
         ]
         self._kernels: dict[int, MoveRows] = {}
@@ -66,6 +66,8 @@ class DirectMover:
             plan.first_row,
             plan.rows,
             plan.slabs,
+            plan.source_page_step,
+            plan.dest_page_step,
             plan.source_step,
             plan.dest_step,
         )

@@ -17,7 +17,14 @@ from itertools import cycle
 import numpy as np
 
 from duplet_core.errors import InvalidInput, Reason
-from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, PlaceTable, queue_copy
+from duplet_kvproxy.gpu_queue import (
+    PAGE_NUMBER_BYTES,
+    Flight,
+    GpuEvent,
+    GpuQueue,
+    PageTable,
+    queue_copy,
+)
 from duplet_kvproxy.kernel_build import LaunchedRows, MoveRows, RowShape
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, GpuPool, TransportName
 from duplet_memory.cuda_driver import Device
@@ -78,9 +85,8 @@ class _Side:
         self.device = device
         self.queue = GpuQueue(device)
         self._memory = allocate_shared(device, reach, STAGES * CHUNK_BYTES)
-        self._identity = PlaceTable(device, FIRST_TABLE_PAGES)
+        self._identity = PageTable(device, FIRST_TABLE_PAGES)
         self._identity_pages = 0
-        self._identity_page_rows = 0
         self._identity_address = 0
         self._kernels: dict[int, MoveRows] = {}
 
@@ -95,19 +101,18 @@ class _Side:
             self._kernels[row_bytes] = MoveRows(shape, self.device, PROGRAMS_PER_SM)
         return self._kernels[row_bytes]
 
-    def identity(self, pages: int, page_rows: int) -> int:
-        """Address of the places 0, page_rows, … of at least so many pages. A table that changes
-        waits for this GPU's stream, whose launches read the old one."""
-        if pages > self._identity_pages or page_rows != self._identity_page_rows:
+    def identity(self, pages: int) -> int:
+        """Address of the numbers 0, 1, … of at least so many pages. A table that changes waits
+        for this GPU's stream, whose launches read the old one."""
+        if pages > self._identity_pages:
             self.device.use()
             done = GpuEvent(self.device)
             self.queue.record(done)
             done.wait()
             written = max(2 * pages, FIRST_TABLE_PAGES)
-            places = np.arange(written, dtype=np.int32) * np.int32(page_rows)
             self._identity_pages = 0  # whatever fails from here on, no launch takes the old one
-            (self._identity_address,) = self._identity.write(places)
-            self._identity_pages, self._identity_page_rows = written, page_rows
+            (self._identity_address,) = self._identity.write(np.arange(written, dtype=np.int64))
+            self._identity_pages = written
         return self._identity_address
 
 
@@ -128,8 +133,8 @@ class StagedMover:
         self._free = [
             (
                 GpuEvent(dest),
-                PlaceTable(source, FIRST_TABLE_PAGES),
-                PlaceTable(dest, FIRST_TABLE_PAGES),
+                PageTable(source, FIRST_TABLE_PAGES),
+                PageTable(dest, FIRST_TABLE_PAGES),
             )
             for _ in range(MAX_IN_FLIGHT)
         ]
@@ -153,7 +158,7 @@ class StagedMover:
 
     def _gather(self, plan: RowPlan, chunk: Chunk, stage: int, base: int, pages: int) -> None:
         side = self._from
-        identity = side.identity(chunk.pages, plan.page_rows)
+        identity = side.identity(chunk.pages)
         side.queue.wait_for(self._copied[stage])
         skipped = chunk.first_slab * plan.source_step * plan.row_bytes
         side.kernel(plan.row_bytes).launch(
@@ -161,12 +166,14 @@ class StagedMover:
             LaunchedRows(
                 base + skipped,
                 side.stage(stage),
-                pages + 4 * chunk.first_page,
+                pages + PAGE_NUMBER_BYTES * chunk.first_page,
                 identity,
                 plan.page_rows,
                 chunk.first_row,
                 chunk.rows,
                 chunk.slabs,
+                plan.source_page_step,
+                plan.page_rows,
                 plan.source_step,
                 chunk.pages * plan.page_rows,
             ),
@@ -182,7 +189,7 @@ class StagedMover:
 
     def _scatter(self, plan: RowPlan, chunk: Chunk, stage: int, base: int, pages: int) -> None:
         side = self._to
-        identity = side.identity(chunk.pages, plan.page_rows)
+        identity = side.identity(chunk.pages)
         side.queue.wait_for(self._copied[stage])
         skipped = chunk.first_slab * plan.dest_step * plan.row_bytes
         side.kernel(plan.row_bytes).launch(
@@ -191,11 +198,13 @@ class StagedMover:
                 side.stage(stage),
                 base + skipped,
                 identity,
-                pages + 4 * chunk.first_page,
+                pages + PAGE_NUMBER_BYTES * chunk.first_page,
                 plan.page_rows,
                 chunk.first_row,
                 chunk.rows,
                 chunk.slabs,
+                plan.page_rows,
+                plan.dest_page_step,
                 chunk.pages * plan.page_rows,
                 plan.dest_step,
             ),
