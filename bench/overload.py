@@ -3,7 +3,7 @@
 The unit admits what keeps every stream at the floor. Those that it admits must not stall, the
 rest must hear so at once, and prefill must not have worked for them. Three phases on one unit:
 listeners who double until the unit has seen its fill, a burst, and a flood at three times the
-rate at which the burst's streams would be replaced.
+rate at which the burst's streams would be replaced. Each is written down when it is over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import os
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,8 +89,10 @@ def report_phase(report: Report, phase: Phase) -> None:
     report.add(f"{name}: prompts computed for nobody", wasted, "prompts", "<= 0")
 
 
-async def run(options: argparse.Namespace) -> Report:
-    """Measure the three phases."""
+async def run(
+    options: argparse.Namespace, on_lines: Callable[[Report], None] = lambda _: None
+) -> Report:
+    """Measure the three phases; `on_lines` gets those of each as soon as they are known."""
     lengths = dict(zip(("prompt_least", "prompt_most"), options.prompt_rows, strict=True))
     lengths |= dict(zip(("output_least", "output_most"), options.output_rows, strict=True))
     synth = Synth(requests=options.burst, voices=30, cold=0.02, burstiness=0.0, seed=5, **lengths)
@@ -114,10 +116,23 @@ async def run(options: argparse.Namespace) -> Report:
             outcome = await run_load(load, arrivals, lambda _: None)
             after = await asyncio.to_thread(prompts_taken, options.metrics_port)
             found = split(name, outcome, after - before)
-            print(f"{name}: {len(found.admitted)} admitted, {len(found.refused)} refused")
+            told = f"{len(found.admitted)} admitted, {len(found.refused)} refused"
+            print(f"{name}: {told}", flush=True)
             return found
 
-        listeners = 1
+        def tell(found: Phase) -> None:
+            told = report.another()
+            report_phase(told, found)
+            # Of both phases, once the second is known.
+            checked.append(found.outcome)
+            told.add("kv checks", sum(one.kv_checks for one in checked), "checks")
+            mismatches = sum(one.kv_mismatches for one in checked)
+            told.add("kv mismatches", mismatches, "checks", "<= 0")
+            report.results += told.results
+            on_lines(told)
+
+        checked: list[Outcome] = []
+        listeners = options.first
         while listeners <= options.most:
             # With prompts of its own, or prefill's cache would have all of a later phase.
             label = f"{listeners} listeners/"
@@ -127,17 +142,12 @@ async def run(options: argparse.Namespace) -> Report:
             listeners *= 2
         burst = [replace(arrival, at_s=0.0) for arrival in make_trace(synth)]
         fell = await phase(f"burst of {options.burst}", burst)
-        report_phase(report, fell)
+        tell(fell)
         mean_rows = (synth.output_least + synth.output_most) / 2
         rate = 3 * max(1, len(fell.admitted)) * FLOOR / mean_rows
         requests = round(rate * options.seconds)
         flood = replace(synth, rate=rate, requests=requests, burstiness=1.0, label="flood/")
-        flooded = await phase("3 x capacity", make_trace(flood))
-        report_phase(report, flooded)
-    checks = fell.outcome.kv_checks + flooded.outcome.kv_checks
-    mismatches = fell.outcome.kv_mismatches + flooded.outcome.kv_mismatches
-    report.add("kv checks", checks, "checks")
-    report.add("kv mismatches", mismatches, "checks", "<= 0")
+        tell(await phase("3 x capacity", make_trace(flood)))
     return report
 
 
@@ -148,6 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--set", action="append", default=[], metavar="DUPLET_NAME=VALUE")
     parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--first", type=int, default=1, help="listeners that are tried first")
     parser.add_argument("--most", type=int, default=256, help="listeners that are tried at most")
     parser.add_argument("--burst", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the flood")
@@ -160,9 +171,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    report = asyncio.run(run(options := make_parser().parse_args()))
-    report.save(options.out)
-    print(report.table())
+    options = make_parser().parse_args()
+
+    def keep(told: Report) -> None:
+        told.save(options.out)
+        print(told.table(), flush=True)
+
+    asyncio.run(run(options, keep))
 
 
 if __name__ == "__main__":
