@@ -215,13 +215,14 @@ class Load:
         """Wait until the condition holds for every client's current request at once."""
         await self._wait(lambda: all(condition(stream) for stream in self.current))
 
-    async def wait_mixed(self, coming: int = 1) -> None:
-        """Wait until some requests have rows and `coming` are on their way to the first one."""
+    async def wait_mixed(self, coming: int = 1, rounds: int = 1) -> None:
+        """Wait until every client has ended `rounds` requests, some requests have rows and
+        `coming` are on their way to the first one."""
         await self._wait(
             lambda: (
                 any(stream.count for stream in self.current)
                 and sum(bool(s.started and not s.count) for s in self.current) >= coming
-                and all(self.done)
+                and all(len(done) >= rounds for done in self.done)
             )
         )
 

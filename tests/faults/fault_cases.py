@@ -47,6 +47,8 @@ class Scene:
     reference: list[Stream]
     same_share: float = 1.0
     """Streams whose rows must be the reference's: on a GPU company may change a last bit."""
+    rounds: int = 1
+    """Requests that each client has had before a fault begins."""
     checks: dict[str, int] = field(default_factory=dict)
     """KV checks by decode's instance, as last told."""
     mismatches: int = 0
@@ -291,7 +293,7 @@ async def run_case(scene: Scene, case: Case) -> Outcome:
 async def _fault_under_load(scene: Scene, case: Case) -> Load:
     name = case.name.replace(" ", "-")
     async with Load(scene.unit.listen, scene.spec, scene.asks, name) as load:
-        await load.wait_mixed(case.coming)
+        await load.wait_mixed(case.coming, scene.rounds)
         if case.draining:
             load.send_no_more()
             async with AsyncClient(scene.unit.listen) as client:
