@@ -36,7 +36,9 @@ def draw_spectrograms(path: Path, voices: dict[str, NDArray[np.float32]]) -> Non
     mpl.use("Agg")
     figure, axes = pyplot.subplots(len(voices), figsize=(7, 6), sharex=True)
     for axis, (name, samples) in zip(axes, voices.items(), strict=True):
-        axis.specgram(samples + 1e-7, 1024, SAMPLE_RATE, noverlap=768, vmin=-130, cmap="magma")
+        axis.specgram(
+            samples + 1e-7, NFFT=1024, Fs=SAMPLE_RATE, noverlap=768, vmin=-130, cmap="magma"
+        )
         axis.set_ylim(0, 8000)
         axis.set_ylabel(f"{name}, Hz")
     axes[-1].set_xlabel("s")
