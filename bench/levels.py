@@ -30,7 +30,8 @@ SETTLING = 1 / 3
 FASTEST_ROWS_PER_S = 400.0
 """No stream is faster; a closed loop needs so many requests at most."""
 HOPELESS = 20
-"""Requests refused at one level: no more are sent."""
+"""Requests refused at one level: no more are sent. So many that had no end in their time: the
+system hangs."""
 REFUSED = ("OVERLOADED", "DEADLINE")
 """What is a lack of room and no fault."""
 TIMEOUT_S = 40.0
@@ -256,7 +257,8 @@ async def run_levels(
     every level is told once more. `most_s`: nothing is sent later than so long after the call.
 
     Raises:
-        Broken: a KV check failed, requests failed that were not refused, or all were refused.
+        Broken: a KV check failed, requests failed that were not refused, all were refused, or
+        the system hangs.
         TimeoutError: the load did not end.
         RuntimeError: the trace was too short, a fault of this module.
     """
@@ -279,6 +281,8 @@ async def run_levels(
         outcome = await run_bounded(load, trace, watcher, stop, sends_s=sends_s)
     finally:
         cutting.cancel()
+    if sum(record.outcome == "DEADLINE" for record in outcome.records) >= HOPELESS:
+        watcher.faults.add("DEADLINE")
     if watcher.faults or outcome.kv_mismatches:
         ends = ", ".join(sorted(watcher.faults))
         raise Broken(f"{outcome.kv_mismatches} KV checks failed; requests ended so: {ends}")

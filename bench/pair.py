@@ -40,9 +40,11 @@ from bench.points import Store
 from bench.processes import clean_environment
 from bench.results import MEASUREMENTS, ROOT, Report
 from bench.systems import UNIT, mixes, running
+from duplet_runtime.settings import SERVICE_NAMES
 from duplet_unit.gpus import model_settings
 
 ITEMS = ("unit", "waterfall", "replay", "unpacked", "monoliths")
+DRAIN_S = 5
 MOST_VAIN_STARTS = 2
 """Of a unit: one more would not start either."""
 
@@ -96,8 +98,11 @@ def make_bench(options: argparse.Namespace) -> Bench:
     costs = read_costs(MEASUREMENTS / "decode_step.jsonl") if gpus and not options.first else None
     steps = (costs, options.first or 1, options.step)
     slots = {f"DUPLET_{name}_SLOTS": str(options.most) for name in ("DECODE", "MONOLITH")}
+    # Whoever is stopped here has been read to the end, or hangs.
+    drains = {f"DUPLET_{name.upper()}_DRAIN_S": str(DRAIN_S) for name in SERVICE_NAMES}
     environment = {
         **clean_environment(slots),
+        **drains,
         # The search finds where the floor breaks; a unit that refuses before would hide it.
         "DUPLET_DECODE_FLOOR_ROWS_PER_S": "0",
         "DUPLET_LOG_LEVEL": "warning",

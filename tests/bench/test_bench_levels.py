@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -21,6 +22,7 @@ from bench.levels import (
     judge,
     open_trace,
     run_bounded,
+    run_levels,
 )
 from bench.points import Point
 from duplet_core.playback import AUDIO_ROWS
@@ -206,3 +208,29 @@ async def test_a_load_of_which_nobody_is_served_is_no_measurement(
         return
     with pytest.raises(Broken, match=r"none of 2 requests .* DEADLINE, OVERLOADED"):
         await run_bounded(Load("nowhere"), [], sends_s=1.0)
+
+
+@pytest.mark.parametrize(("late", "hangs"), [(HOPELESS - 1, False), (HOPELESS, True)])
+async def test_a_level_at_which_the_system_hangs_is_no_point(
+    monkeypatch: pytest.MonkeyPatch, late: int, hangs: bool
+) -> None:
+    records = [record(2.9), *(record(3.5, outcome="DEADLINE", took_s=40.0) for _ in range(late))]
+
+    async def run_load(
+        load: Load, arrivals: object, on_record: Callable[[Record], None], stop: asyncio.Event
+    ) -> Outcome:
+        for one in records:
+            on_record(one)
+        assert stop.is_set()
+        return Outcome(records=records, gaps_between=[Gaps() for _ in range(len(load.marks_s) + 1)])
+
+    monkeypatch.setattr(levels, "run_load", run_load)
+    told: list[Point] = []
+    load = run_levels("nowhere", SYNTH, LEVELS.streams, LIMITS, told.append)
+    if hangs:
+        with pytest.raises(Broken, match="DEADLINE"):
+            await load
+        assert told == []
+    else:
+        await load
+        assert [point.carried for point in told] == [False]
