@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from duplet_engine.gpu_attend_chunk import (
+    FEW_QUERIES,
+    MANY_QUERIES,
     ChunkTiles,
     choose_chunk_splits,
     launch_attend_chunk,
 )
+from duplet_engine.gpu_attend_page import launch_attend_page
 from duplet_engine.gpu_attend_step import choose_splits, launch_attend_step
+from duplet_engine.gpu_heads import HeadWeights, Places, launch_place_heads
+from duplet_engine.gpu_kv import PagedKv
 from duplet_pages.engine_config import Arrangement
 from tests.kernels.paged_rows import make_sequences, plain_attention
 
@@ -49,15 +56,17 @@ def test_a_step_is_plain_attention(
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize(("page_rows", "heads", "splits"), [(16, 4, 1), (5, 6, 2), (16, 4, 8)])
+@pytest.mark.parametrize("queries", [FEW_QUERIES, MANY_QUERIES])
 def test_a_chunk_is_plain_attention(
-    arrangement: Arrangement, page_rows: int, heads: int, splits: int
+    arrangement: Arrangement, page_rows: int, heads: int, splits: int, queries: int
 ) -> None:
     """Two sequences in one launch: one cold, one behind a cached prefix; several tiles, and parts
     of the context in which a tile's first rows see nothing, or no row does."""
     s = make_sequences(arrangement, page_rows, 2, 150)
     spans = [(1, 0, 70), (0, 126, 3)]
-    tiles = ChunkTiles.of(spans, heads, 2, CPU)
+    tiles = ChunkTiles.of(spans, heads, 2, CPU, queries)
     assert len(tiles.index) > 2
+    tiles = replace(tiles, index=torch.cat((tiles.index, torch.zeros((3, 4), dtype=torch.int32))))
     chance = torch.Generator().manual_seed(heads)
     query = torch.randn((73, heads * 16), generator=chance)
     out = launch_attend_chunk(query, s.kv, 0, s.tables, tiles, heads, splits)
@@ -68,6 +77,43 @@ def test_a_chunk_is_plain_attention(
             expected = plain_attention(query[row].view(heads, 16), keys, values)
             torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=2e-6)
             row += 1
+
+
+@pytest.mark.parametrize("position", [1, 2, 9, 15])
+@pytest.mark.parametrize(("heads", "parts", "plain"), [(4, 2, False), (6, 1, True)])
+def test_a_row_of_one_page_is_what_two_kernels_make_of_it(
+    heads: int, parts: int, plain: bool, position: int
+) -> None:
+    """With bias and norms, and without; the page's later rows hold no numbers."""
+    rows, dim = 5, 32
+    chance = torch.Generator().manual_seed(10 * heads + position)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=chance)
+
+    width = (heads + 4) * dim
+    angles = random(16, dim // 2), random(16, dim // 2)
+    weights = HeadWeights(random(width), random(dim), random(dim), *angles, 1e-5)
+    if plain:
+        weights = replace(weights, bias=None, q_norm=None, k_norm=None)
+    kv = PagedKv.scratch(3, rows, 16, 2, dim, torch.empty(0))
+    per_row = kv.items.view(-1, 16, 2 * dim)
+    per_row.copy_(random(*per_row.shape))
+    per_row[:, position:] = float("nan")
+    twin = replace(kv, items=kv.items.clone())
+    order = torch.randperm(rows, generator=chance).int()
+    stand = torch.full((rows,), position, dtype=torch.int32)
+    places = Places(torch.arange(rows).int()[:, None].contiguous(), order, stand)
+    qkv = random(parts, rows, width)
+
+    query = launch_place_heads(qkv, weights, twin, 1, places, heads)
+    stands = places.tables, places.table_index, places.positions
+    expected = launch_attend_step(query, twin, 1, *stands, heads, splits=1, block_rows=16)
+    out = launch_attend_page(qkv, weights, kv, 1, places, heads)
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(kv.items, twin.items, rtol=0, atol=1e-6, equal_nan=True)
+    assert kv.items.isnan().any()
+    assert not out.isnan().any()
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -92,4 +138,4 @@ def test_splits_fill_the_gpu_and_no_more() -> None:
     assert choose_splits(64, 8, 132) == 1
     assert choose_splits(256, 8, 132) == 1
     found = [choose_chunk_splits(rows, 32, 8, 132) for rows in (16, 64, 128, 192, 256, 1504)]
-    assert found == [16, 16, 8, 4, 4, 1]
+    assert found == [16, 8, 4, 2, 2, 1]

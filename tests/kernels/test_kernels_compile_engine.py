@@ -10,7 +10,8 @@ import triton  # type: ignore[import-untyped]
 from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
 from triton.compiler import ASTSource  # type: ignore[import-untyped]
 
-from duplet_engine.gpu_attend_chunk import attend_chunk
+from duplet_engine.gpu_attend_chunk import FEW_QUERIES, attend_chunk
+from duplet_engine.gpu_attend_page import attend_page
 from duplet_engine.gpu_attend_step import attend_step, join_splits
 from duplet_engine.gpu_draw import draw_entry
 from duplet_engine.gpu_draw_wide import draw_wide
@@ -46,15 +47,21 @@ CASES: dict[str, Case] = {
     "join_splits": (
         join_splits,
         {"out": "*bf16"},
-        {"HEAD_DIM": 128, "SPLITS": 64, "OVERLAP": True},
+        {"HEAD_DIM": 128, "SPLITS": 64, "BLOCK": 1, "OVERLAP": True},
+        {"num_warps": 4},
+    ),
+    "join_splits_of_a_pass": (
+        join_splits,
+        {"out": "*bf16"},
+        {"HEAD_DIM": 128, "SPLITS": 2, "BLOCK": 8, "OVERLAP": True},
         {"num_warps": 4},
     ),
     "attend_chunk": (attend_chunk, {"out": "*bf16"}, _CHUNK | {"SPLITS": 1}, {"num_warps": 8}),
     "attend_chunk_split": (
         attend_chunk,
         {"out": "*bf16"},
-        _CHUNK | {"SPLITS": 4},
-        {"num_warps": 8},
+        _CHUNK | {"SPLITS": 2, "QUERIES": FEW_QUERIES},
+        {"num_warps": 4},
     ),
     "attend_row": (
         attend_step,
@@ -73,6 +80,14 @@ CASES: dict[str, Case] = {
         place_heads,
         {},
         _HEADS | {"PARTS": 2, "BIAS": True, "QK_NORM": True, "BLOCK_HEADS": 8, "OVERLAP": True},
+        {"num_warps": 4},
+    ),
+    "attend_page": (
+        attend_page,
+        {"out": "*bf16"},
+        _HEADS
+        | {"PARTS": 2, "BIAS": True, "QK_NORM": True, "MEMBERS": 16}
+        | {"PRECISION": "tf32", "OVERLAP": True},
         {"num_warps": 4},
     ),
     "embed_rows": (
@@ -107,6 +122,17 @@ CASES: dict[str, Case] = {
     ),
 }
 
+STANDING = {
+    add_norm: 2,
+    attend_chunk: 4,
+    attend_page: 24,
+    attend_step: 4,
+    draw_entry: 6,
+    place_heads: 16,
+}
+"""Instructions in which a kernel reads, before it waits, what nobody writes while it may run:
+weights, and places and settings of the rows, which stand since two kernels earlier at least."""
+
 
 def type_of(name: str, own: dict[str, str]) -> str:
     for names, kind in ((_BF16, "*bf16"), (_FLOATS, "*fp32"), (_LONGS, "*i64"), (_NUMBERS, "fp32")):
@@ -135,15 +161,17 @@ def test_engine_kernel(name: str, capability: int, tmp_path: Path) -> None:
     if name in ("attend_step", "attend_chunk", "attend_chunk_split"):
         assert "cp.async" in compiled.asm["ptx"], "reads ahead"
     if "OVERLAP" in constants:
-        assert_waits_first(compiled.asm["ptx"])
+        assert_waits_first(compiled.asm["ptx"], STANDING.get(function, 0))
 
 
-def assert_waits_first(ptx: str) -> None:
+def assert_waits_first(ptx: str, standing: int = 0) -> None:
     """Nothing is read or written, and no kernel let in, before those queued earlier have ended;
-    weights may be asked for."""
+    weights may be asked for, and what stands still read in `standing` instructions at most."""
     before = ptx[: ptx.index("griddepcontrol.wait")].replace("cp.async.bulk.prefetch.L2", "")
-    for touch in ("ld.global", "st.global", "cp.async", "griddepcontrol.launch_dependents"):
+    for touch in ("st.global", "cp.async", "griddepcontrol.launch_dependents"):
         assert touch not in before, touch
+    assert before.count("ld.global") <= standing
+    assert (before.count("ld.global") > 0) == (standing > 0)
     assert ptx.count("griddepcontrol.launch_dependents") == 1
 
 

@@ -24,13 +24,16 @@ from duplet_engine.gpu_attend_step import launch_join_splits
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_linear import follow
 
-_TILE_QUERIES = 128
-"""Query rows of one program's matrix product: rows times heads of the group."""
+MANY_QUERIES = 128
+"""Query rows of one program's matrix product: rows times heads of the group. Such a program takes
+more than half of a multiprocessor's registers and has it for itself."""
+FEW_QUERIES = 64
+"""The same in a small pass, where there are no programs to spare: a multiprocessor runs
+_FEW_PROGRAMS of these at a time, and one computes while the other reads."""
+_FEW_PROGRAMS = 2
 _BLOCK_ROWS = 64
 _STAGES = 3
 _MOST_SPLITS = 16
-_PROGRAMS = 2
-"""That one multiprocessor runs at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +46,28 @@ class ChunkTiles:
 
     @staticmethod
     def of(
-        spans: Sequence[tuple[int, int, int]], heads: int, kv_heads: int, device: torch.device
+        spans: Sequence[tuple[int, int, int]],
+        heads: int,
+        kv_heads: int,
+        device: torch.device,
+        queries: int = MANY_QUERIES,
     ) -> ChunkTiles:
         """Of spans as in `cut_tiles`; the query's rows are theirs one after the other."""
-        index = cut_tiles(spans, heads, kv_heads)
+        tile_rows = ChunkTiles.rows_of_a_tile(heads, kv_heads, queries)
+        index = cut_tiles(spans, tile_rows)
         if device.type == "cuda":
             index = index.pin_memory().to(device, non_blocking=True)
-        return ChunkTiles(index, ChunkTiles.rows_of_a_tile(heads, kv_heads))
+        return ChunkTiles(index, tile_rows)
 
     @staticmethod
-    def rows_of_a_tile(heads: int, kv_heads: int) -> int:
-        """Rows that one tile holds."""
-        return max(1, _TILE_QUERIES // triton.next_power_of_2(heads // kv_heads))
+    def rows_of_a_tile(heads: int, kv_heads: int, queries: int = MANY_QUERIES) -> int:
+        """Rows that one tile of so many query rows holds."""
+        return max(1, queries // triton.next_power_of_2(heads // kv_heads))
 
 
-def cut_tiles(spans: Sequence[tuple[int, int, int]], heads: int, kv_heads: int) -> Tensor:
-    """Cut spans (table, position of the first row, rows) into tiles: int32 [tiles, 4] on the host,
-    as ChunkTiles has them."""
-    tile_rows = ChunkTiles.rows_of_a_tile(heads, kv_heads)
+def cut_tiles(spans: Sequence[tuple[int, int, int]], tile_rows: int) -> Tensor:
+    """Cut spans (table, position of the first row, rows) into tiles of `tile_rows` rows at most:
+    int32 [tiles, 4] on the host, as ChunkTiles has them."""
     tiles = []
     query_row = 0
     for table, position, rows in spans:
@@ -151,7 +158,7 @@ def attend_chunk(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (tile, kv head, split).
+    """Program (kv head, split, tile): tiles begin in their order, those without rows last.
 
     Args:
         query: [rows, query_stride], a row's query heads first, [HEADS, HEAD_DIM].
@@ -163,15 +170,18 @@ def attend_chunk(  # type: ignore[no-untyped-def]
             written otherwise.
         scale: log2(e) / sqrt(HEAD_DIM).
     """
-    if OVERLAP:
-        follow()
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    tile = tiles + tl.program_id(0) * 4
-    kv_head = tl.program_id(1)
+    tile = tiles + tl.program_id(2) * 4
+    kv_head = tl.program_id(0)
     table = tables + tl.load(tile).to(tl.int64) * table_width
     first_row = tl.load(tile + 1)
     first_position = tl.load(tile + 2)
     rows = tl.load(tile + 3)
+    if OVERLAP:
+        follow()
+    # A graph has tiles for as many prompts as a pass may have.
+    if rows == 0:
+        return
 
     number = tl.arange(0, QUERIES)
     member = number % GROUP_PADDED
@@ -191,7 +201,7 @@ def attend_chunk(  # type: ignore[no-untyped-def]
     head_place = kv_head * HEAD_DIM
     seen = tl.maximum(first_position + rows, 0)
     share = tl.cdiv(tl.cdiv(seen, BLOCK_ROWS), SPLITS) * BLOCK_ROWS
-    split = tl.program_id(2)
+    split = tl.program_id(1)
     first = split * share
     end = tl.minimum(seen, first + share)
     # Blocks that every row of the tile sees whole need no mask.
@@ -254,13 +264,13 @@ def attend_chunk(  # type: ignore[no-untyped-def]
 
 
 def choose_chunk_splits(rows: int, heads: int, kv_heads: int, processors: int) -> int:
-    """Parts to cut the context of a small pass into, so that the programs of its tiles fill the
-    GPU and all of them run at once: a power of two.
+    """Parts to cut the context of a small pass into, in tiles of FEW_QUERIES, so that its programs
+    fill the GPU and all of them run at once: a power of two.
 
     `processors`: the GPU's multiprocessors.
     """
-    tiles = -(-rows // ChunkTiles.rows_of_a_tile(heads, kv_heads))
-    most = max(1, _PROGRAMS * processors // (tiles * kv_heads))
+    tiles = -(-rows // ChunkTiles.rows_of_a_tile(heads, kv_heads, FEW_QUERIES))
+    most = max(1, _FEW_PROGRAMS * processors // (tiles * kv_heads))
     return min(_MOST_SPLITS, 1 << (most.bit_length() - 1))
 
 
@@ -295,7 +305,7 @@ def launch_attend_chunk(
     if splits > 1:
         parts = query.new_empty(rows, heads, splits, kv.head_dim, dtype=torch.float32)
         logs = query.new_empty(rows, heads, splits, dtype=torch.float32)
-    attend_chunk[(tiles.index.shape[0], kv.kv_heads, splits)](
+    attend_chunk[(kv.kv_heads, splits, tiles.index.shape[0])](
         query,
         kv.layer(layer),
         tables,
@@ -318,7 +328,7 @@ def launch_attend_chunk(
         SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         OVERLAP=query.is_cuda,
-        num_warps=8,
+        num_warps=8 if queries >= MANY_QUERIES else 4,
         num_stages=_STAGES,
         launch_pdl=query.is_cuda,
     )

@@ -20,7 +20,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from duplet_engine.gpu_kv import PagedKv
-from duplet_engine.gpu_linear import follow
+from duplet_engine.gpu_linear import ask_for, follow
 
 _LEAST_QUERIES = 16
 """Rows of the smallest matrix product; a group of query heads is padded to them."""
@@ -30,6 +30,8 @@ _SHORT_ROWS = 16
 """With blocks of so many rows there is less for a program to do."""
 _SHORT_WARPS = 2
 _STAGES = 3
+_JOINED_PARTS = 16
+"""That one program reads at least, so that many rows need few programs."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,8 +71,6 @@ def attend_step(  # type: ignore[no-untyped-def]
             written otherwise.
         scale: log2(e) / sqrt(HEAD_DIM).
     """
-    if OVERLAP:
-        follow()
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -81,6 +81,13 @@ def attend_step(  # type: ignore[no-untyped-def]
     share = tl.cdiv(blocks, SPLITS) * BLOCK_ROWS
     first = split * share
     end = tl.minimum(length, first + share)
+    if OVERLAP:
+        near = tl.minimum(first + tl.arange(0, BLOCK_ROWS), tl.maximum(length - 1, 0))
+        page = tl.load(table + near // PAGE_ROWS).to(tl.int64)
+        offset = page * page_stride + (near % PAGE_ROWS) * (KV_HEADS * HEAD_DIM)
+        both = (offset + kv_head * HEAD_DIM)[None, :] + tl.arange(0, 2)[:, None] * kv_stride
+        ask_for(keys + both, HEAD_DIM * keys.dtype.element_ty.primitive_bitwidth // 8)
+        follow()
 
     member = tl.arange(0, QUERIES)
     item = tl.arange(0, HEAD_DIM)
@@ -123,22 +130,33 @@ def attend_step(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def join_splits(  # type: ignore[no-untyped-def]
-    parts, logs, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, OVERLAP: tl.constexpr
+    parts,
+    logs,
+    out,
+    count,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Program (row and head): `out = sum_s 2^(log_s - top) part_s / sum_s 2^(log_s - top)`."""
+    """Program (BLOCK of the `count` heads of all rows): for each of them
+    `out = sum_s 2^(log_s - top) part_s / sum_s 2^(log_s - top)`."""
     if OVERLAP:
         follow()
-    program = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
+    head = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = head < count
     item = tl.arange(0, HEAD_DIM)
-    log = tl.load(logs + program * SPLITS + split)
-    top = tl.max(log, axis=0)
-    weight = tl.exp2(log - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weight, axis=0)
-    place = (program * SPLITS + split)[:, None] * HEAD_DIM + item[None, :]
-    mixed = tl.sum(tl.load(parts + place) * weight[:, None], axis=0)
-    mixed = mixed / tl.where(total > 0, total, 1.0)
-    tl.store(out + program * HEAD_DIM + item, mixed.to(out.dtype.element_ty))
+    part = head[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
+    log = tl.load(logs + part, mask=real[:, None], other=0.0)
+    top = tl.max(log, axis=1)
+    weight = tl.exp2(log - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    total = tl.sum(weight, axis=1)
+    place = part[:, :, None] * HEAD_DIM + item[None, None, :]
+    found = tl.load(parts + place, mask=real[:, None, None], other=0.0)
+    mixed = tl.sum(found * weight[:, :, None], axis=1)
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    place = out + head[:, None] * HEAD_DIM + item[None, :]
+    tl.store(place, mixed.to(out.dtype.element_ty), mask=real[:, None])
 
 
 def choose_splits(rows: int, kv_heads: int, processors: int) -> int:
@@ -221,12 +239,15 @@ def launch_join_splits(parts: Tensor, logs: Tensor, out: Tensor) -> None:
     """Queue the joining of float32 `parts` [rows, heads, splits, head_dim], whose `logs` are
     float32 [rows, heads, splits], into `out` [rows, heads * head_dim]."""
     rows, heads, splits, head_dim = parts.shape
-    join_splits[(rows * heads,)](
+    block = max(1, _JOINED_PARTS // splits)
+    join_splits[(triton.cdiv(rows * heads, block),)](
         parts,
         logs,
         out,
+        rows * heads,
         HEAD_DIM=head_dim,
         SPLITS=splits,
+        BLOCK=block,
         OVERLAP=out.is_cuda,
         num_warps=_WARPS,
         launch_pdl=out.is_cuda,

@@ -29,6 +29,8 @@ class GpuBatch:
         self._pool_pages = pool_pages
         self._slots = state.positions.shape[0] - 1
         self._slot_of: dict[int, int] = {}
+        self._packed: dict[int, Tensor] = {}
+        """What `slots` answered since the last stream came or went, by bucket."""
         self.state = state
 
     @property
@@ -62,17 +64,21 @@ class GpuBatch:
         slot = min(set(range(self._slots)) - set(self._slot_of.values()))
         fill_slot(self.state, slot, self._config, start, row[0], start.start_row, drawn=True)
         self._slot_of[start.seq] = slot
+        self._packed.clear()
 
     def leave(self, seq: int) -> None:
         """Take a stream out; no step that is queued from now on names its pages."""
         del self._slot_of[seq]
+        self._packed.clear()
 
     def slots(self, bucket: int) -> Tensor:
         """int32 [bucket] on the host, pinned where there is a GPU: the live streams' slots in
-        the order of `seqs`, and the spare."""
-        live = list(self._slot_of.values())
-        slots = torch.tensor(live + [self._slots] * (bucket - len(live)), dtype=torch.int32)
-        return slots.pin_memory() if self.state.rows.is_cuda else slots
+        the order of `seqs`, and the spare. Not to be written."""
+        if bucket not in self._packed:
+            live = list(self._slot_of.values())
+            slots = torch.tensor(live + [self._slots] * (bucket - len(live)), dtype=torch.int32)
+            self._packed[bucket] = slots.pin_memory() if self.state.rows.is_cuda else slots
+        return self._packed[bucket]
 
 
 def fill_slot(

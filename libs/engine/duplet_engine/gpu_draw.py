@@ -193,8 +193,6 @@ def draw_entry(  # type: ignore[no-untyped-def]
         embeddings: [CODES, width]; x: float32 [m, width], written with those of the codes where
             WIDTH, `width` padded, is not 0.
     """
-    if OVERLAP:
-        follow()
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     position = (tl.load(positions + slot) + 1).to(tl.uint64)
@@ -202,6 +200,8 @@ def draw_entry(  # type: ignore[no-untyped-def]
     temperature = tl.load(temperatures + slot)
     top_p = tl.load(top_ps + slot)
     top_k = tl.load(top_ks + slot)
+    if OVERLAP:
+        follow()
 
     rank = tl.arange(0, BLOCK)
     real = rank < ENTRIES - 1

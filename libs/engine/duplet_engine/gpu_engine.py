@@ -32,7 +32,7 @@ from duplet_memory.layout import HandleKind, PoolDescription, describe_pool
 from duplet_pages.engine_config import EngineConfig
 
 HANDLE: HandleKind = "cumem-fd"
-_ARITHMETIC = "gpu-blocks-3"
+_ARITHMETIC = "gpu-blocks-4"
 """Name of how the GPU engine computes; changes with anything that changes KV."""
 
 

@@ -56,6 +56,21 @@ class HeadWeights:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def turn_heads(  # type: ignore[no-untyped-def]
+    value, weight, c, s, eps, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, QK_NORM: tl.constexpr
+):
+    """Normalise heads [BLOCK, HEAD_DIM], where QK_NORM, and turn them by cosines and sines
+    [1, HEAD_DIM / 2]; all float32, but `weight`, which is read where QK_NORM."""
+    turned = value
+    if QK_NORM:
+        mean = tl.sum(turned * turned, axis=1, keep_dims=True) / HEAD_DIM
+        turned = turned * tl.rsqrt(mean + eps) * weight.to(tl.float32)
+    even, odd = tl.split(tl.reshape(turned, (BLOCK, HEAD_DIM // 2, 2)))
+    turned = tl.join(even * c - odd * s, odd * c + even * s)
+    return tl.reshape(turned, (BLOCK, HEAD_DIM))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def place_heads(  # type: ignore[no-untyped-def]
     qkv,
     query,
@@ -87,37 +102,35 @@ def place_heads(  # type: ignore[no-untyped-def]
 
     `qkv` is [PARTS, rows, width].
     """
-    if OVERLAP:
-        follow()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-    position = tl.load(positions + row)
     item = tl.arange(0, HEAD_DIM)[None, :]
     real = head < HEADS + 2 * KV_HEADS
+    # Where the row stands, and what turns it, are known before the product is through.
+    position = tl.load(positions + row)
+    seen = tl.maximum(position, 0)
+    table = tables + tl.load(table_index + row).to(tl.int64) * table_width
+    page = tl.load(table + seen // PAGE_ROWS).to(tl.int64)
+    pair = seen * (HEAD_DIM // 2) + tl.arange(0, HEAD_DIM // 2)[None, :]
+    c = tl.load(cos + pair)
+    s = tl.load(sin + pair)
+    weight = c
+    if QK_NORM:
+        weight = tl.where(head < HEADS, tl.load(q_norm + item), tl.load(k_norm + item))
+    if OVERLAP:
+        follow()
     source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM + item
     value = tl.zeros((BLOCK_HEADS, HEAD_DIM), tl.float32)
     for part in tl.static_range(PARTS):
         value += tl.load(source + part * part_stride, mask=real, other=0.0).to(tl.float32)
     if BIAS:
         value += tl.load(bias + head * HEAD_DIM + item, mask=real, other=0.0).to(tl.float32)
-    turned = value
-    if QK_NORM:
-        weight = tl.where(head < HEADS, tl.load(q_norm + item), tl.load(k_norm + item))
-        mean = tl.sum(turned * turned, axis=1, keep_dims=True) / HEAD_DIM
-        turned = turned * tl.rsqrt(mean + eps) * weight.to(tl.float32)
-    pair = tl.maximum(position, 0) * (HEAD_DIM // 2) + tl.arange(0, HEAD_DIM // 2)[None, :]
-    c = tl.load(cos + pair)
-    s = tl.load(sin + pair)
-    even, odd = tl.split(tl.reshape(turned, (BLOCK_HEADS, HEAD_DIM // 2, 2)))
-    turned = tl.join(even * c - odd * s, odd * c + even * s)
-    turned = tl.reshape(turned, (BLOCK_HEADS, HEAD_DIM))
+    turned = turn_heads(value, weight, c, s, eps, BLOCK_HEADS, HEAD_DIM, QK_NORM)
     place = query + (row * HEADS + head) * HEAD_DIM + item
     tl.store(place, turned.to(query.dtype.element_ty), mask=head < HEADS)
     if position >= 0:
         is_value = head >= HEADS + KV_HEADS
         kv_head = head - HEADS - tl.where(is_value, KV_HEADS, 0)
-        table = tables + tl.load(table_index + row).to(tl.int64) * table_width
-        page = tl.load(table + position // PAGE_ROWS).to(tl.int64)
         place = keys + page * page_stride + tl.where(is_value, kv_stride, 0)
         place += (position % PAGE_ROWS) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + item
         value = tl.where(is_value, value, turned)

@@ -26,11 +26,12 @@ def add_norm(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     """Program (row); `delta` is [PARTS, rows, width], nothing is added where PARTS is 0."""
-    if OVERLAP:
-        follow()
     row = tl.program_id(0).to(tl.int64)
     item = tl.arange(0, BLOCK)
     mask = item < width
+    scaled = tl.load(weight + item, mask=mask, other=0.0).to(tl.float32)
+    if OVERLAP:
+        follow()
     value = tl.load(x + row * width + item, mask=mask, other=0.0)
     for part in tl.static_range(PARTS):
         place = part * part_stride + row * width + item
@@ -38,7 +39,7 @@ def add_norm(  # type: ignore[no-untyped-def]
     if PARTS > 0:
         tl.store(x + row * width + item, value, mask=mask)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    normal = value * scale * tl.load(weight + item, mask=mask, other=0.0).to(tl.float32)
+    normal = value * scale * scaled
     tl.store(out + row * width + item, normal.to(out.dtype.element_ty), mask=mask)
 
 

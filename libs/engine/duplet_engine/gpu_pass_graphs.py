@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from duplet_engine.gpu_attend_chunk import (
+    FEW_QUERIES,
     ChunkTiles,
     choose_chunk_splits,
     cut_tiles,
@@ -28,7 +29,7 @@ from duplet_engine.gpu_model import GpuModel
 Span = tuple[int, int, int]
 """Some rows of one prompt: its table, the position of the first one, how many."""
 
-_SIZES = (16, 32, 64, 128, 192, 256)
+_SIZES = (16, 32, 64, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 MOST_ROWS = _SIZES[-1]
 """With more the GPU has enough to do for each kernel."""
 
@@ -96,6 +97,7 @@ class PassGraphs:
         self._processors = processors
         backbone = model.config.backbone
         self._heads = backbone.heads, backbone.kv_heads
+        self._tile_rows = ChunkTiles.rows_of_a_tile(*self._heads, FEW_QUERIES)
         self._graphs = BucketGraphs(sizes_up_to(most_rows), self._make)
 
     def holds(self, count: int) -> bool:
@@ -130,14 +132,14 @@ class PassGraphs:
         padding = size - sum(count for _, _, count in spans)
         spans = [*spans, (0, -padding, padding)]
         # Each span may end in a tile that is not full.
-        tiles = size // ChunkTiles.rows_of_a_tile(*self._heads) + self._prompts + 1
+        tiles = size // self._tile_rows + self._prompts + 1
         items = size * (self._model.config.columns + 2) + self._prompts * self._pages + 4 * tiles
         packed = torch.zeros(items, dtype=torch.int32)
         arrays = self._arrays(packed, size)
         index, positions = place_spans(spans)
         arrays.table_index.copy_(index)
         arrays.positions.copy_(positions)
-        cut = cut_tiles(spans, *self._heads)
+        cut = cut_tiles(spans, self._tile_rows)
         arrays.tiles[: cut.shape[0]] = cut
         return packed
 
@@ -151,7 +153,7 @@ class PassGraphs:
 
         def work(packed: Tensor) -> Tensor:
             given = self._arrays(packed, size)
-            tiles = ChunkTiles(given.tiles, ChunkTiles.rows_of_a_tile(*self._heads))
+            tiles = ChunkTiles(given.tiles, self._tile_rows)
             places = Places(given.tables, given.table_index, given.positions)
 
             def attend(layer: int, query: Tensor) -> Tensor:

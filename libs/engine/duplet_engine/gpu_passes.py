@@ -34,8 +34,9 @@ class PassFlight:
     """A pass that was launched. Owns the pinned memory that its results are copied to."""
 
     parts: tuple[Named, ...]
-    finite: Tensor
-    """bool [rows], valid once `drawn_mark` is passed."""
+    sums: Tensor
+    """float32 [rows], of each row's hidden state, valid once `drawn_mark` is passed: no number
+    where one in the row is none."""
     drawn: Tensor
     """int32 [prompts that end, columns + 1], in the order of the pass; valid like `finite`."""
     digests: DigestFlight | None
@@ -102,13 +103,13 @@ class PromptPasses:
         spans = [(index, part.first, part.count) for index, (_, part) in enumerate(parts)]
         hidden = self._forward(rows.int(), tables, spans, kv)
         computed_mark = _mark()
-        finite = _to_host(torch.isfinite(hidden).all(-1))
+        sums = _to_host(hidden.sum(-1, dtype=torch.float32))
         drawn = self._draw(parts, hidden)
         drawn_mark = _mark()
         flight = None
         if digests is not None:
             flight = self._launch_digests(parts, digests, computed_mark)
-        return PassFlight(tuple(parts), finite, drawn, flight, computed_mark, drawn_mark)
+        return PassFlight(tuple(parts), sums, drawn, flight, computed_mark, drawn_mark)
 
     def read(self, flight: PassFlight, digests: PageDigests | None) -> PassDone:
         """Wait for a pass and its digests. `digests`: as at its launch."""
@@ -122,7 +123,8 @@ class PromptPasses:
         done = []
         row_count = page_count = 0
         for _, part in flight.parts:
-            finite = bool(flight.finite[row_count : row_count + part.count].all())
+            sums = flight.sums[row_count : row_count + part.count]
+            finite = bool(torch.isfinite(sums).all())
             row_count += part.count
             pages = 0 if digests is None else len(self._valid_rows(part))
             own, page_count = found[page_count : page_count + pages], page_count + pages
