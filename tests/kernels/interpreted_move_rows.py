@@ -24,6 +24,8 @@ MAP_NORESERVE = 0x4000
 """Python's `mmap` names it from 3.13 on."""
 SPLITS = 2
 """Programs that share the slabs of a block of rows: fewer than slabs, so that they walk."""
+MOST_WALKERS = 2
+"""Programs that share the blocks of rows: fewer than blocks where there are many."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,15 @@ def launch(
     """`rows`: rows of a page, first row, rows to move. `steps`: from page to page, then from slab
     to slab, the source's first."""
     block_rows = min(shape.block_rows, 8)
-    move_rows[(-(-rows[2] // block_rows) * SPLITS,)](
+    walkers = min(MOST_WALKERS, -(-rows[2] // block_rows))
+    move_rows[(walkers * SPLITS,)](
         source,
         dest,
         *pages,
         *rows,
         slabs,
         *steps,
+        walkers,
         ROW_WORDS=shape.row_words,
         BLOCK_ROWS=block_rows,
         BLOCK_WORDS=shape.block_words,

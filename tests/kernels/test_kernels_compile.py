@@ -51,7 +51,7 @@ def test_move_rows(capability: int, row_bytes: int, tmp_path: Path) -> None:
     ptx = compiled.asm["ptx"]
     assert f"sm_{capability}" in ptx
     assert compiled.asm["cubin"]
-    assert parameter_count(ptx) == 14
+    assert parameter_count(ptx) == 15
     assert compiled.metadata.shared == 0
     if row_bytes % 16 == 0:
         assert "st.global.v2.b64" in ptx, "16 bytes a thread"

@@ -66,9 +66,9 @@ def test_a_launch_carries_its_arguments_in_the_kernels_order(
     def take(name: str, *a: int) -> None:
         assert name == "cuLaunchKernel"
         function, grid, *_, shared, stream, table, extra = a
-        places = read_words(table, 14).tolist()
-        words = [ctypes.c_uint64.from_address(p).value for p in places[:4] + places[12:]]
-        numbers = [ctypes.c_int32.from_address(p).value for p in places[4:12]]
+        places = read_words(table, 15).tolist()
+        words = [ctypes.c_uint64.from_address(p).value for p in places[:4] + places[13:]]
+        numbers = [ctypes.c_int32.from_address(p).value for p in places[4:13]]
         seen.append((function, grid, shared, stream, extra, *words, *numbers))
 
     monkeypatch.setattr(kernel_build, "call_quickly", take)
@@ -79,8 +79,14 @@ def test_a_launch_carries_its_arguments_in_the_kernels_order(
     device: Any = Queue.device
     kernel._device = device
     head = (0x1234_5678_9ABC, 3 * 72, 0, 77, 0)
-    for rows, grid in ((17, 3 * 72), (2048, 256), (4096, 512)):
+    for rows, grid, walkers in (
+        (17, 3 * 72, 3),
+        (2048, 256, 256),
+        (4096, 256, 256),
+        (4000, 250, 250),
+        (1000, 250, 125),
+    ):
         numbers = (16, 3, rows, 72, 7, 8, -5, 6)
         kernel.launch(77, LaunchedRows(SOURCE, DEST, 2**40, 2**41, *numbers))
         head = (head[0], grid, *head[2:])
-        assert seen.pop() == (*head, SOURCE, DEST, 2**40, 2**41, 0, 0, *numbers)
+        assert seen.pop() == (*head, SOURCE, DEST, 2**40, 2**41, 0, 0, *numbers, walkers)

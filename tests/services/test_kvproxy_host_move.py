@@ -39,7 +39,7 @@ class Driver:
         self._memory: list[NDArray[np.uint8]] = []
 
     def call(self, name: str, *a: Any) -> Any:
-        if name == "cuStreamCreate":
+        if name == "cuStreamCreateWithPriority":
             self._streams[len(self._streams) + 1] = deque()
             return len(self._streams)
         if name == "cuEventCreate":

@@ -13,6 +13,8 @@ from duplet_core.errors import require
 from duplet_memory.cuda_driver import Device, call, call_quickly, driver
 
 _NON_BLOCKING = 1
+_FIRST = -1000
+"""A priority beyond the highest: the driver takes the highest there is."""
 PORTABLE = 1
 """Pinned for every GPU's context, not only for the one that allocates."""
 
@@ -47,12 +49,16 @@ class GpuEvent:
 
 class GpuQueue:
     """One stream of one GPU: work runs in the order in which it is queued. Owns the stream for
-    the process's life."""
+    the process's life.
+
+    Of the highest priority, which counts for kernels only: a move lasts about a millisecond and
+    somebody waits for it, while an engine's kernels follow each other without end.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         device.use()
-        self.handle = int(call("cuStreamCreate", _NON_BLOCKING))
+        self.handle = int(call("cuStreamCreateWithPriority", _NON_BLOCKING, _FIRST))
 
     def record(self, event: GpuEvent) -> None:
         """Let `event` stand for everything queued until now."""

@@ -17,6 +17,8 @@ from duplet_memory.cuda_driver import CudaError, Device, call, call_quickly
 
 WARPS = 8
 THREADS = WARPS * 32
+REGISTERS = 48
+"""Most of a thread: five programs are on a multiprocessor at once."""
 TILE_BYTES = 16 << 10
 """Of one tile: four 16-byte words for each of the threads."""
 
@@ -38,6 +40,7 @@ class _Parameters(ctypes.Structure):
         ("dest_page_step", ctypes.c_int32),
         ("source_step", ctypes.c_int32),
         ("dest_step", ctypes.c_int32),
+        ("walkers", ctypes.c_int32),
         ("global_scratch", ctypes.c_uint64),
         ("profile_scratch", ctypes.c_uint64),
     )
@@ -84,7 +87,7 @@ def compile_move_rows(shape: RowShape, capability: int) -> Any:
     signature = {"source": word, "dest": word, "source_pages": "*i64", "dest_pages": "*i64"}
     numbers = ("page_rows", "first_row", "rows", "slabs")
     steps = ("source_page_step", "dest_page_step", "source_step", "dest_step")
-    signature |= dict.fromkeys((*numbers, *steps), "i32")
+    signature |= dict.fromkeys((*numbers, *steps, "walkers"), "i32")
     constants = {
         "ROW_WORDS": shape.row_words,
         "BLOCK_ROWS": shape.block_rows,
@@ -95,12 +98,13 @@ def compile_move_rows(shape: RowShape, capability: int) -> Any:
     wide = (0, 1) if shape.word_bytes * shape.row_words % 16 == 0 else ()
     source = ASTSource(move_rows, signature, constants, {(i,): aligned for i in wide})
     target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options={"num_warps": WARPS})
+    return triton.compile(source, target=target, options={"num_warps": WARPS, "maxnreg": REGISTERS})
 
 
 @dataclass(slots=True)  # not frozen: made at every launch, and that takes three times as long
 class LaunchedRows:
-    """Arguments of one launch: addresses and int32 numbers, as `move_rows` names them."""
+    """Arguments of one launch: addresses and int32 numbers, as `move_rows` names them; how many
+    programs walk follows from them."""
 
     source: int
     dest: int
@@ -126,7 +130,7 @@ class LaunchParameters:
         self._places = _PLACES(*(start + offset for offset in _OFFSETS))
         self._address = ctypes.addressof(self._places)
 
-    def set(self, arguments: LaunchedRows) -> int:
+    def set(self, arguments: LaunchedRows, walkers: int) -> int:
         """Address of the table that the driver reads, good until the next call."""
         values, a = self._values, arguments
         values.source, values.dest = a.source, a.dest
@@ -134,7 +138,15 @@ class LaunchParameters:
         values.page_rows, values.first_row, values.rows = a.page_rows, a.first_row, a.rows
         values.slabs, values.source_step, values.dest_step = a.slabs, a.source_step, a.dest_step
         values.source_page_step, values.dest_page_step = a.source_page_step, a.dest_page_step
+        values.walkers = walkers
         return self._address
+
+
+def spread_blocks(blocks: int, programs: int) -> int:
+    """How many programs share the blocks of rows: as many as there are blocks, or, where those
+    are far more than the programs wanted, about so many, with as even a number of blocks each."""
+    each = max(1, round(blocks / programs))
+    return -(-blocks // each)
 
 
 class MoveRows:
@@ -143,7 +155,7 @@ class MoveRows:
 
     def __init__(self, shape: RowShape, device: Device, programs_per_sm: int) -> None:
         """Compile, or take from Triton's cache, and load. A launch has about `programs_per_sm`
-        programs a multiprocessor, fewer for few rows.
+        programs a multiprocessor, fewer where it has fewer tiles.
 
         Raises:
             CudaError: the driver refuses the cubin, or its parameters are not those we pass.
@@ -173,11 +185,12 @@ class MoveRows:
         """
         a = arguments
         require(a.rows > 0 and a.slabs > 0, "a launch moves something")
-        row_blocks = -(-a.rows // self._block_rows)
-        grid = row_blocks * min(a.slabs, max(1, self._wanted_programs // row_blocks))
+        blocks = -(-a.rows // self._block_rows)
+        walkers = spread_blocks(blocks, self._wanted_programs)
+        grid = walkers * min(a.slabs, max(1, self._wanted_programs // walkers))
         shape = (grid, 1, 1, THREADS, 1, 1, self._shared)
         self._device.use()
-        table = self._parameters.set(a)
+        table = self._parameters.set(a, walkers)
         call_quickly("cuLaunchKernel", self._function, *shape, stream, table, 0)
 
 

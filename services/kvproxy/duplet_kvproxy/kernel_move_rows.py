@@ -7,10 +7,11 @@
 
 Layout: source and dest are words `[…][row_words]`; steps count rows of `row_words` words, from
 page to page and from slab to slab, and `…_pages` are page numbers. Pages are disjoint within dest,
-and dest and source do not overlap, so the order does not matter. A program takes BLOCK_ROWS rows,
-reads the numbers of their pages once, and walks the slabs in strides; the grid is a multiple of
-the number of row blocks. Run on the source's GPU it pushes, on the destination's it pulls; with
-pages that follow each other on one side it gathers or scatters.
+and dest and source do not overlap, so the order does not matter. A program takes every
+`walkers`-th block of BLOCK_ROWS rows, reads the numbers of a block's pages once, and walks the
+slabs in strides; the grid is a multiple of `walkers`, which is at most the number of blocks. Run
+on the source's GPU it pushes, on the destination's it pulls; with pages that follow each other on
+one side it gathers or scatters.
 """
 
 from __future__ import annotations
@@ -36,24 +37,26 @@ def move_rows(  # type: ignore[no-untyped-def]
     dest_page_step,
     source_step,
     dest_step,
+    walkers,
     ROW_WORDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
 ):
     """source, dest: pointers to words. source_pages, dest_pages: int64 [pages]. The rest:
     int32 scalars. BLOCK_WORDS: the power of two at or above ROW_WORDS."""
-    row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     word = tl.arange(0, BLOCK_WORDS)
-    index = (tl.program_id(0) % row_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    live = index < rows
-    page = (first_row + index) // page_rows
-    in_page = (first_row + index) % page_rows
-    source_row = tl.load(source_pages + page, mask=live, other=0) * source_page_step + in_page
-    dest_row = tl.load(dest_pages + page, mask=live, other=0) * dest_page_step + in_page
-    mask = live[:, None] & (word < ROW_WORDS)[None, :]
-    source_words = source + source_row[:, None] * ROW_WORDS + word[None, :]
-    dest_words = dest + dest_row[:, None] * ROW_WORDS + word[None, :]
-    for slab in range(tl.program_id(0) // row_blocks, slabs, tl.num_programs(0) // row_blocks):
-        wide = tl.cast(slab, tl.int64) * ROW_WORDS
-        words = tl.load(source_words + wide * source_step, mask=mask)
-        tl.store(dest_words + wide * dest_step, words, mask=mask)
+    slab_stride = tl.num_programs(0) // walkers
+    for block in range(tl.program_id(0) % walkers, tl.cdiv(rows, BLOCK_ROWS), walkers):
+        index = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        live = index < rows
+        page = (first_row + index) // page_rows
+        in_page = (first_row + index) % page_rows
+        source_row = tl.load(source_pages + page, mask=live, other=0) * source_page_step + in_page
+        dest_row = tl.load(dest_pages + page, mask=live, other=0) * dest_page_step + in_page
+        mask = live[:, None] & (word < ROW_WORDS)[None, :]
+        source_words = source + source_row[:, None] * ROW_WORDS + word[None, :]
+        dest_words = dest + dest_row[:, None] * ROW_WORDS + word[None, :]
+        for slab in range(tl.program_id(0) // walkers, slabs, slab_stride):
+            wide = tl.cast(slab, tl.int64) * ROW_WORDS
+            words = tl.load(source_words + wide * source_step, mask=mask)
+            tl.store(dest_words + wide * dest_step, words, mask=mask)

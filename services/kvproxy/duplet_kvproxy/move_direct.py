@@ -17,9 +17,10 @@ from duplet_memory.row_plan import plan_rows
 
 FIRST_TABLE_PAGES = 4096
 PROGRAMS_PER_SM = {"push": 8, "pull": 2}
-"""`push` runs beside prefill's products, `pull` beside decode's steps. An earlier kernel with 2
-pulled 147,456 fragments in 1.10 ms from idle GPUs and in 1.12 ms under MPS, one with 8 in 1.10
-and 1.44 ms; `bench.kv_move --parts idle-launches,mps-launches` tries both with this one."""
+"""Idle, a push of 147,456 fragments took 0.99, 0.92 and 0.91 ms by 2, 4 and 8, a pull 0.90 to
+0.96 by 2 and 0.97 by 4 and 8. Under MPS with both GPUs busy fewer are better both ways: 1.16, 1.31
+and 1.49 ms pushing, 1.20 and 1.33 by 2 and 4 pulling; by 8 that pull was 0.99 in the median and
+1.44 in p95 (docs/measurements/kv_move.md, `launches`)."""
 
 
 class DirectMover:
