@@ -32,7 +32,7 @@ class PrefillSettings(EngineSettings):
 
     role: ClassVar[Role] = Role.PREFILL
 
-    chunk_rows: int = by_device(cpu=256, cuda=512, ge=1, le=1_000_000)
+    chunk_rows: int = by_device(cpu=256, cuda=2_048, ge=1, le=1_000_000)
     """Most prompt rows one forward pass computes."""
     prefix_cache: bool = True
     """Keep computed pages and share them between prompts that begin with equal rows."""
