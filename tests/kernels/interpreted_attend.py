@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from duplet_engine.gpu_attend_chunk import (
-    FEW_QUERIES,
-    MANY_QUERIES,
     ChunkTiles,
     choose_chunk_splits,
     launch_attend_chunk,
 )
-from duplet_engine.gpu_attend_page import launch_attend_page
 from duplet_engine.gpu_attend_step import choose_splits, launch_attend_step
 from duplet_engine.gpu_heads import HeadWeights, Places, launch_place_heads
 from duplet_engine.gpu_kv import PagedKv
@@ -56,15 +53,14 @@ def test_a_step_is_plain_attention(
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize(("page_rows", "heads", "splits"), [(16, 4, 1), (5, 6, 2), (16, 4, 8)])
-@pytest.mark.parametrize("queries", [FEW_QUERIES, MANY_QUERIES])
 def test_a_chunk_is_plain_attention(
-    arrangement: Arrangement, page_rows: int, heads: int, splits: int, queries: int
+    arrangement: Arrangement, page_rows: int, heads: int, splits: int
 ) -> None:
     """Two sequences in one launch: one cold, one behind a cached prefix; several tiles, and parts
     of the context in which a tile's first rows see nothing, or no row does."""
     s = make_sequences(arrangement, page_rows, 2, 150)
     spans = [(1, 0, 70), (0, 126, 3)]
-    tiles = ChunkTiles.of(spans, heads, 2, CPU, queries)
+    tiles = ChunkTiles.of(spans, heads, 2, CPU)
     assert len(tiles.index) > 2
     tiles = replace(tiles, index=torch.cat((tiles.index, torch.zeros((3, 4), dtype=torch.int32))))
     chance = torch.Generator().manual_seed(heads)
@@ -79,12 +75,12 @@ def test_a_chunk_is_plain_attention(
             row += 1
 
 
-@pytest.mark.parametrize("position", [1, 2, 9, 15])
+@pytest.mark.parametrize("position", [0, 1, 9, 15])
 @pytest.mark.parametrize(("heads", "parts", "plain"), [(4, 2, False), (6, 1, True)])
-def test_a_row_of_one_page_is_what_two_kernels_make_of_it(
+def test_heads_are_turned_and_placed_by_their_formula(
     heads: int, parts: int, plain: bool, position: int
 ) -> None:
-    """With bias and norms, and without; the page's later rows hold no numbers."""
+    """With bias and norms, and without; nothing but the row's place in the layer is written."""
     rows, dim = 5, 32
     chance = torch.Generator().manual_seed(10 * heads + position)
 
@@ -97,23 +93,43 @@ def test_a_row_of_one_page_is_what_two_kernels_make_of_it(
     if plain:
         weights = replace(weights, bias=None, q_norm=None, k_norm=None)
     kv = PagedKv.scratch(3, rows, 16, 2, dim, torch.empty(0))
-    per_row = kv.items.view(-1, 16, 2 * dim)
-    per_row.copy_(random(*per_row.shape))
-    per_row[:, position:] = float("nan")
-    twin = replace(kv, items=kv.items.clone())
+    kv.items.fill_(float("nan"))
     order = torch.randperm(rows, generator=chance).int()
     stand = torch.full((rows,), position, dtype=torch.int32)
     places = Places(torch.arange(rows).int()[:, None].contiguous(), order, stand)
     qkv = random(parts, rows, width)
 
-    query = launch_place_heads(qkv, weights, twin, 1, places, heads)
-    stands = places.tables, places.table_index, places.positions
-    expected = launch_attend_step(query, twin, 1, *stands, heads, splits=1, block_rows=16)
-    out = launch_attend_page(qkv, weights, kv, 1, places, heads)
-    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
-    torch.testing.assert_close(kv.items, twin.items, rtol=0, atol=1e-6, equal_nan=True)
-    assert kv.items.isnan().any()
-    assert not out.isnan().any()
+    query = launch_place_heads(qkv, weights, kv, 1, places, heads)
+    query_wanted, keys_wanted, values_wanted = turned_heads(qkv, weights, position, heads)
+    torch.testing.assert_close(
+        query.view(rows, heads, dim).double(), query_wanted, rtol=0, atol=3e-6
+    )
+    pages = kv.items.view(rows, 3, 2, 16, 2, dim)
+    keys, values = pages[order.long(), 1, :, position].unbind(1)
+    assert int(kv.items.isnan().logical_not().sum()) == 2 * rows * 2 * dim
+    torch.testing.assert_close(keys.double(), keys_wanted, rtol=0, atol=3e-6)
+    torch.testing.assert_close(values.double(), values_wanted, rtol=0, atol=3e-6)
+
+
+def turned_heads(
+    qkv: torch.Tensor, weights: HeadWeights, position: int, heads: int
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, float64 [rows, heads, head_dim], of a product [parts, rows,
+    width] whose rows all stand at one position."""
+    dim = 2 * weights.cos.shape[1]
+    value = qkv.double().sum(0)
+    if weights.bias is not None:
+        value = value + weights.bias
+    value = value.view(qkv.shape[1], -1, dim)
+    found = [value[:, :heads], value[:, heads:-2], value[:, -2:]]
+    for part, norm in enumerate((weights.q_norm, weights.k_norm)):
+        head = found[part]
+        if norm is not None:
+            head = head / (head.square().mean(-1, keepdim=True) + weights.eps).sqrt() * norm
+        angle = torch.complex(weights.cos[position].double(), weights.sin[position].double())
+        pairs = torch.view_as_complex(head.reshape(*head.shape[:2], -1, 2))
+        found[part] = torch.view_as_real(pairs * angle).flatten(-2)
+    return tuple(found)
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -10,8 +10,7 @@ import triton  # type: ignore[import-untyped]
 from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
 from triton.compiler import ASTSource  # type: ignore[import-untyped]
 
-from duplet_engine.gpu_attend_chunk import FEW_QUERIES, attend_chunk
-from duplet_engine.gpu_attend_page import attend_page
+from duplet_engine.gpu_attend_chunk import attend_chunk
 from duplet_engine.gpu_attend_step import attend_step, join_splits
 from duplet_engine.gpu_draw import draw_entry
 from duplet_engine.gpu_draw_wide import draw_wide
@@ -60,8 +59,8 @@ CASES: dict[str, Case] = {
     "attend_chunk_split": (
         attend_chunk,
         {"out": "*bf16"},
-        _CHUNK | {"SPLITS": 2, "QUERIES": FEW_QUERIES},
-        {"num_warps": 4},
+        _CHUNK | {"SPLITS": 2},
+        {"num_warps": 8},
     ),
     "attend_row": (
         attend_step,
@@ -80,14 +79,6 @@ CASES: dict[str, Case] = {
         place_heads,
         {},
         _HEADS | {"PARTS": 2, "BIAS": True, "QK_NORM": True, "BLOCK_HEADS": 8, "OVERLAP": True},
-        {"num_warps": 4},
-    ),
-    "attend_page": (
-        attend_page,
-        {"out": "*bf16"},
-        _HEADS
-        | {"PARTS": 2, "BIAS": True, "QK_NORM": True, "MEMBERS": 16}
-        | {"PRECISION": "tf32", "OVERLAP": True},
         {"num_warps": 4},
     ),
     "embed_rows": (
@@ -125,8 +116,7 @@ CASES: dict[str, Case] = {
 STANDING = {
     add_norm: 2,
     attend_chunk: 4,
-    attend_page: 24,
-    attend_step: 4,
+    attend_step: 2,
     draw_entry: 6,
     place_heads: 16,
 }

@@ -24,13 +24,10 @@ from duplet_engine.gpu_attend_step import launch_join_splits
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_linear import follow
 
-MANY_QUERIES = 128
-"""Query rows of one program's matrix product: rows times heads of the group. Such a program takes
-more than half of a multiprocessor's registers and has it for itself."""
-FEW_QUERIES = 64
-"""The same in a small pass, where there are no programs to spare: a multiprocessor runs
-_FEW_PROGRAMS of these at a time, and one computes while the other reads."""
-_FEW_PROGRAMS = 2
+_TILE_QUERIES = 128
+"""Query rows of one program's matrix product: rows times heads of the group. A program takes more
+than half of a multiprocessor's registers and has it for itself. Programs of 64, two of which share
+one, were no faster on an H200."""
 _BLOCK_ROWS = 64
 _STAGES = 3
 _MOST_SPLITS = 16
@@ -46,23 +43,19 @@ class ChunkTiles:
 
     @staticmethod
     def of(
-        spans: Sequence[tuple[int, int, int]],
-        heads: int,
-        kv_heads: int,
-        device: torch.device,
-        queries: int = MANY_QUERIES,
+        spans: Sequence[tuple[int, int, int]], heads: int, kv_heads: int, device: torch.device
     ) -> ChunkTiles:
         """Of spans as in `cut_tiles`; the query's rows are theirs one after the other."""
-        tile_rows = ChunkTiles.rows_of_a_tile(heads, kv_heads, queries)
+        tile_rows = ChunkTiles.rows_of_a_tile(heads, kv_heads)
         index = cut_tiles(spans, tile_rows)
         if device.type == "cuda":
             index = index.pin_memory().to(device, non_blocking=True)
         return ChunkTiles(index, tile_rows)
 
     @staticmethod
-    def rows_of_a_tile(heads: int, kv_heads: int, queries: int = MANY_QUERIES) -> int:
-        """Rows that one tile of so many query rows holds."""
-        return max(1, queries // triton.next_power_of_2(heads // kv_heads))
+    def rows_of_a_tile(heads: int, kv_heads: int) -> int:
+        """Rows that one tile holds."""
+        return max(1, _TILE_QUERIES // triton.next_power_of_2(heads // kv_heads))
 
 
 def cut_tiles(spans: Sequence[tuple[int, int, int]], tile_rows: int) -> Tensor:
@@ -264,13 +257,13 @@ def attend_chunk(  # type: ignore[no-untyped-def]
 
 
 def choose_chunk_splits(rows: int, heads: int, kv_heads: int, processors: int) -> int:
-    """Parts to cut the context of a small pass into, in tiles of FEW_QUERIES, so that its programs
-    fill the GPU and all of them run at once: a power of two.
+    """Parts to cut the context of a small pass into, so that the programs of its tiles fill the
+    GPU and all of them run at once: a power of two.
 
     `processors`: the GPU's multiprocessors.
     """
-    tiles = -(-rows // ChunkTiles.rows_of_a_tile(heads, kv_heads, FEW_QUERIES))
-    most = max(1, _FEW_PROGRAMS * processors // (tiles * kv_heads))
+    tiles = -(-rows // ChunkTiles.rows_of_a_tile(heads, kv_heads))
+    most = max(1, processors // (tiles * kv_heads))
     return min(_MOST_SPLITS, 1 << (most.bit_length() - 1))
 
 
@@ -328,7 +321,7 @@ def launch_attend_chunk(
         SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         OVERLAP=query.is_cuda,
-        num_warps=8 if queries >= MANY_QUERIES else 4,
+        num_warps=8,
         num_stages=_STAGES,
         launch_pdl=query.is_cuda,
     )

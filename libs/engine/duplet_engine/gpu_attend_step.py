@@ -20,7 +20,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from duplet_engine.gpu_kv import PagedKv
-from duplet_engine.gpu_linear import ask_for, follow
+from duplet_engine.gpu_linear import follow
 
 _LEAST_QUERIES = 16
 """Rows of the smallest matrix product; a group of query heads is padded to them."""
@@ -82,11 +82,6 @@ def attend_step(  # type: ignore[no-untyped-def]
     first = split * share
     end = tl.minimum(length, first + share)
     if OVERLAP:
-        near = tl.minimum(first + tl.arange(0, BLOCK_ROWS), tl.maximum(length - 1, 0))
-        page = tl.load(table + near // PAGE_ROWS).to(tl.int64)
-        offset = page * page_stride + (near % PAGE_ROWS) * (KV_HEADS * HEAD_DIM)
-        both = (offset + kv_head * HEAD_DIM)[None, :] + tl.arange(0, 2)[:, None] * kv_stride
-        ask_for(keys + both, HEAD_DIM * keys.dtype.element_ty.primitive_bitwidth // 8)
         follow()
 
     member = tl.arange(0, QUERIES)

@@ -83,9 +83,7 @@ class GpuCodes:
         m = slots.shape[0]
         for book in range(1, len(sizes)):
             places = self._row_places(book, m)
-            # Two rows of the first pass share a page, and one of them is to see the other.
-            attend = self._attend(places) if book == 1 else None
-            out = self._stack.forward(x, self._kv, places, attend)
+            out = self._stack.forward(x, self._kv, places, self._attend(places))
             logits = logits_of(out[-m:], self._outputs[book])
             x = x.new_empty(m, x.shape[1])
             following = x if book + 1 < len(sizes) else None

@@ -56,21 +56,6 @@ class HeadWeights:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turn_heads(  # type: ignore[no-untyped-def]
-    value, weight, c, s, eps, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, QK_NORM: tl.constexpr
-):
-    """Normalise heads [BLOCK, HEAD_DIM], where QK_NORM, and turn them by cosines and sines
-    [1, HEAD_DIM / 2]; all float32, but `weight`, which is read where QK_NORM."""
-    turned = value
-    if QK_NORM:
-        mean = tl.sum(turned * turned, axis=1, keep_dims=True) / HEAD_DIM
-        turned = turned * tl.rsqrt(mean + eps) * weight.to(tl.float32)
-    even, odd = tl.split(tl.reshape(turned, (BLOCK, HEAD_DIM // 2, 2)))
-    turned = tl.join(even * c - odd * s, odd * c + even * s)
-    return tl.reshape(turned, (BLOCK, HEAD_DIM))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def place_heads(  # type: ignore[no-untyped-def]
     qkv,
     query,
@@ -125,7 +110,13 @@ def place_heads(  # type: ignore[no-untyped-def]
         value += tl.load(source + part * part_stride, mask=real, other=0.0).to(tl.float32)
     if BIAS:
         value += tl.load(bias + head * HEAD_DIM + item, mask=real, other=0.0).to(tl.float32)
-    turned = turn_heads(value, weight, c, s, eps, BLOCK_HEADS, HEAD_DIM, QK_NORM)
+    turned = value
+    if QK_NORM:
+        mean = tl.sum(turned * turned, axis=1, keep_dims=True) / HEAD_DIM
+        turned = turned * tl.rsqrt(mean + eps) * weight.to(tl.float32)
+    even, odd = tl.split(tl.reshape(turned, (BLOCK_HEADS, HEAD_DIM // 2, 2)))
+    turned = tl.join(even * c - odd * s, odd * c + even * s)
+    turned = tl.reshape(turned, (BLOCK_HEADS, HEAD_DIM))
     place = query + (row * HEADS + head) * HEAD_DIM + item
     tl.store(place, turned.to(query.dtype.element_ty), mask=head < HEADS)
     if position >= 0:

@@ -14,9 +14,8 @@ ended. It first waits until that one has, and only then lets the next be launche
 kernel writes, or reads what others write, before all that were queued earlier are through with it.
 Before it waits it may read what stands still: weights, which nobody writes, and what was written
 at least two kernels earlier, as the rows' places are: while a kernel waits for the one before it,
-all that were queued before that one have ended. A product asks for its first weights then, and a
-step's attention for its first keys and values, so that they are near, in the GPU's L2 cache, when
-it begins.
+all that were queued before that one have ended. A product asks for its first weights then, so
+that they are near, in the GPU's L2 cache, when it begins.
 """
 
 from __future__ import annotations
@@ -90,19 +89,6 @@ def follow():  # type: ignore[no-untyped-def]
     tl.extra.cuda.gdc_launch_dependents()
 
 
-@triton.jit
-def ask_for(place, size):  # type: ignore[no-untyped-def]
-    """Ask for `size` bytes, whole 16, from each aligned address on. Reads nothing."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [place, size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def bring_near(  # type: ignore[no-untyped-def]
     weights, row, rows, k, column, ahead, BLOCK_OUT: tl.constexpr
@@ -111,7 +97,14 @@ def bring_near(  # type: ignore[no-untyped-def]
     bfloat16 and in the matrix [rows, k]; `ahead` is a multiple of 8. Reads nothing."""
     near = tl.minimum(row + tl.arange(0, BLOCK_OUT), rows - 1).to(tl.int64)[:, None] * k
     half = tl.minimum(column, k - 2 * ahead) + tl.arange(0, 2)[None, :] * ahead
-    ask_for(weights + near + half, 2 * ahead)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [weights + near + half, 2 * ahead],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]

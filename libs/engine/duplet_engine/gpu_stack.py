@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from duplet_engine.arithmetic import rope_tables
-from duplet_engine.gpu_attend_page import launch_attend_page
 from duplet_engine.gpu_heads import HeadWeights, Places, launch_place_heads
 from duplet_engine.gpu_kv import PagedKv
 from duplet_engine.gpu_linear import linear
@@ -72,15 +71,14 @@ class GpuTransformer:
             for layer in range(config.layers)
         ]
 
-    def forward(self, x: Tensor, kv: PagedKv, places: Places, attend: Attend | None) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKv, places: Places, attend: Attend) -> Tensor:
         """Queue a pass on the current stream.
 
         Args:
             x: float32 [m, width]; afterwards it holds the state before the final norm.
             kv: where the rows' keys and values go.
             places: of the rows.
-            attend: called once a layer, after its keys and values are queued. None where
-                `attend_page` may do both: its places say when.
+            attend: called once a layer, after its keys and values are queued.
 
         Returns:
             [m, width] after the final norm, in the weights' dtype.
@@ -90,12 +88,8 @@ class GpuTransformer:
         for layer, block in enumerate(self._blocks):
             hidden = launch_add_norm(x, delta, block.attention_norm, c.norm_eps)
             qkv = linear(hidden, block.wqkv)
-            if attend is None:
-                mixed = launch_attend_page(qkv, block.heads, kv, layer, places, c.heads)
-            else:
-                query = launch_place_heads(qkv, block.heads, kv, layer, places, c.heads)
-                mixed = attend(layer, query)
-            delta = linear(mixed, block.wo)
+            query = launch_place_heads(qkv, block.heads, kv, layer, places, c.heads)
+            delta = linear(attend(layer, query), block.wo)
             hidden = launch_add_norm(x, delta, block.ffn_norm, c.norm_eps)
             delta = linear(gated_linear(hidden, block.w13), block.w2)
         return launch_add_norm(x, delta, self._norm, c.norm_eps)
