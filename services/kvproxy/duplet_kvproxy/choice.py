@@ -20,10 +20,13 @@ from duplet_pages.engine_config import Arrangement
 
 TRANSPORTS: tuple[TransportName, ...] = ("shm", *GPU_TRANSPORTS)
 
-BUSY_FACTOR = {"pages": 1.0, "push": 2.4, "pull": 2.3, "staged": 8.9, "host": 1.0}
-"""Time with both GPUs busy over time on idle ones, without MPS (measured on two H200, as the
-factors under MPS: docs/measurements/kv_move.md). Each step of `staged` waits for a time slice."""
-BUSY_FACTOR_MPS = {"pages": 1.0, "push": 1.7, "pull": 1.0, "staged": 3.7, "host": 1.0}
+BUSY_FACTOR = {"pages": 1.0, "push": 2.6, "pull": 2.7, "staged": 8.7, "host": 1.0}
+"""Time with both GPUs busy over time on idle ones, without MPS: 2.45 over 0.93 ms, 2.44 over
+0.91, 8.80 over 1.01 for 2,048 rows of layer-major pools (two H200: docs/measurements/kv_move.md).
+Each step of `staged` waits for a time slice."""
+BUSY_FACTOR_MPS = {"pages": 1.0, "push": 1.3, "pull": 1.0, "staged": 2.6, "host": 1.0}
+"""The same under MPS: 1.12 over 0.89 ms by 2 programs a multiprocessor, 0.93 over 0.91, 2.64 over
+1.01."""
 NEAR = 1.1
 """Within this ratio of the best, the configured order decides."""
 

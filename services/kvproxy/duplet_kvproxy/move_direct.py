@@ -16,11 +16,10 @@ from duplet_memory.plan import RowCopy
 from duplet_memory.row_plan import plan_rows
 
 FIRST_TABLE_PAGES = 4096
-PROGRAMS_PER_SM = {"push": 8, "pull": 2}
-"""Idle, a push of 147,456 fragments took 0.99, 0.92 and 0.91 ms by 2, 4 and 8, a pull 0.90 to
-0.96 by 2 and 0.97 by 4 and 8. Under MPS with both GPUs busy fewer are better both ways: 1.16, 1.31
-and 1.49 ms pushing, 1.20 and 1.33 by 2 and 4 pulling; by 8 that pull was 0.99 in the median and
-1.44 in p95 (docs/measurements/kv_move.md, `launches`)."""
+PROGRAMS_PER_SM = 2
+"""Idle, a push of 147,456 fragments took 0.99, 0.89, 0.89 and 0.89 ms by 1, 2, 4 and 8, a pull
+0.89 by each of them. Under MPS with both GPUs busy a push took 1.00, 1.12, 1.29 and 1.42 ms, a
+pull 0.94, 0.93, 0.92 and 0.93 (docs/measurements/kv_move.md, `launches`)."""
 
 
 class DirectMover:
@@ -31,12 +30,12 @@ class DirectMover:
         name: Literal["push", "pull"],
         source: Device,
         dest: Device,
-        programs_per_sm: int | None = None,
+        programs_per_sm: int = PROGRAMS_PER_SM,
     ) -> None:
-        """`programs_per_sm`: as in MoveRows; None: what suits the name."""
+        """`programs_per_sm`: as in MoveRows."""
         self.name: TransportName = name
         self._device = source if name == "push" else dest
-        self._programs_per_sm = programs_per_sm or PROGRAMS_PER_SM[name]
+        self._programs_per_sm = programs_per_sm
         self._queue = GpuQueue(self._device)
         self._free = [
             (GpuEvent(self._device), PageTable(self._device, FIRST_TABLE_PAGES))
