@@ -34,6 +34,8 @@ FIRST_SHARE_BURSTS = {2: 0.5, 1: 0.3}
 """Of the streams that are foretold: where a search begins, by cards, since a monolith's prompts
 wait for each other and for steps. A level more costs a window, a first one that is not carried
 costs the search all its levels again."""
+FOUND_WITHIN = 0.2
+"""Of what is not carried: two steps, for those of a search from below are smaller."""
 BURST_WINDOWS = 4 / 3
 """So much longer are levels of bursts, of which each has few."""
 WARMING = 12
@@ -299,8 +301,13 @@ def pick_chunk(store: Store, systems: Sequence[System], mix: Mix) -> System:
 
 
 def _has_ended(points: Sequence[Point]) -> bool:
-    """Whether a search met what is not carried."""
-    return any(not point.carried for point in points)
+    """Whether a search met what is not carried, and close to what is: one that began too high and
+    was cut on its way from below knows a bound only."""
+    point = best(points)
+    failed = next((point.streams for point in points if not point.carried), None)
+    if failed is None or point is None:
+        return failed is not None
+    return failed - point.streams <= max(1, FOUND_WITHIN * failed)
 
 
 def report_system(report: Report, store: Store, system: System, mix: Mix) -> None:

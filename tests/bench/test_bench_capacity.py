@@ -315,3 +315,19 @@ def test_ratios_are_per_card(tmp_path: Path) -> None:
     report_ratios(report, store, chunked(32), MIX)
     cases = [result.case.removeprefix("any: ") for result in report.results]
     assert "capacity_per_card_pd_over_chunked_monolith" in cases
+
+
+def test_a_search_that_was_cut_far_below_what_is_not_carried_knows_a_bound(tmp_path: Path) -> None:
+    store = Store(tmp_path / "points.jsonl", "test")
+    for streams, carried in ((58, True), (69, True), (116, False), (139, True)):
+        store.add(UNIT.name, MIX.name, point(streams, carried))
+    store.add(MONOLITH.name, MIX.name, point(1, True))
+    store.add(MONOLITH.name, MIX.name, point(2, False))
+    report = Report("pair", "test")
+    report_system(report, store, UNIT, MIX)
+    report_system(report, store, MONOLITH, MIX)
+    report_ratios(report, store, chunked(32), MIX)
+    values = {result.case.removeprefix("any: "): result.value for result in report.results}
+    assert values["1P1D: streams carried at least"] == 69
+    assert values["monolith: streams carried"] == 1
+    assert values["capacity_per_card_pd_over_monolith at least"] == 34.5
