@@ -49,6 +49,15 @@ class MadeUpBatch:
 
 
 @dataclass
+class MadeUpFlight:
+    """A step that is done when somebody asks for the second time."""
+
+    seqs: tuple[int, ...]
+    numbers: list[int]
+    asked: int = 0
+
+
+@dataclass
 class MadeUpEngine:
     """Row n of seq s is `512 + (s * 7 + n) % 100`, or what `special` says. Notes its calls."""
 
@@ -66,17 +75,21 @@ class MadeUpEngine:
     def new_batch(self) -> MadeUpBatch:
         return MadeUpBatch()
 
-    def launch_step(self, batch: MadeUpBatch) -> Any:
+    def launch_step(self, batch: MadeUpBatch) -> MadeUpFlight:
         seqs = batch.seqs
         numbers = []
         for seq in seqs:
             batch.streams[seq] += 1
             numbers.append(batch.streams[seq])
         self.calls.append(("launch", seqs))
-        return seqs, numbers
+        return MadeUpFlight(seqs, numbers)
 
-    def read_step(self, flight: Any) -> tuple[Tensor, Tensor]:
-        seqs, numbers = flight
+    def step_done(self, flight: MadeUpFlight) -> bool:
+        flight.asked += 1
+        return flight.asked > 1
+
+    def read_step(self, flight: MadeUpFlight) -> tuple[Tensor, Tensor]:
+        seqs, numbers = flight.seqs, flight.numbers
         self.calls.append(("read", seqs))
         tokens = [
             self.special.get((seq, number), 512 + (seq * 7 + number) % 100)

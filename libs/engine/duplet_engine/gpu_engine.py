@@ -146,6 +146,10 @@ class GpuEngine:
         done.record()
         return Flight(seqs, rows, done)
 
+    def step_done(self, flight: Flight) -> bool:
+        """Whether `read_step` would not wait."""
+        return bool(flight.done.query())
+
     def read_step(self, flight: Flight) -> tuple[Tensor, Tensor]:
         """Wait for a step: rows int32 [live, columns], and bool [live], True where the model gave
         no finite numbers and the row means nothing."""

@@ -6,6 +6,11 @@ step on the GPU. A stream that draws its stop row in step n is then still in ste
 row of it is dropped, and whose KV goes to the stream's own pages: they are its own until its
 Stopped, which is sent when the last launched step that names them has completed. The length
 limit is known beforehand, so no step goes past it.
+
+Neither waits for a step: a turn looks whether it is done, so messages and checks are looked at
+while it runs. Landed KV is checked at once, its stream is in the next step that is launched, and
+its first row comes, with overlap, after the rest of the step that runs, the one queued behind it
+and its own. Looking takes a core, as waiting for an event of CUDA does.
 """
 
 from __future__ import annotations
@@ -53,6 +58,7 @@ class StepEngine(DigestEngine, Protocol):
 
     def new_batch(self) -> Any: ...
     def launch_step(self, batch: Any) -> Any: ...
+    def step_done(self, flight: Any) -> bool: ...
     def read_step(self, flight: Any) -> tuple[Tensor, Tensor]: ...
 
 
@@ -68,7 +74,7 @@ def run_overlap(engine: StepEngine, link: Link) -> None:
 
 def _run(loop: StepLoop) -> None:
     while loop.receive():
-        loop.step()
+        loop.step(wait=False)
 
 
 @dataclass(slots=True)
@@ -137,15 +143,20 @@ class StepLoop:
             self._read_oldest()
         return False
 
-    def step(self) -> None:
-        """Launch a step of the streams that live, and read the oldest one if it is its turn;
-        then tell of the checks that are done. Without a step the oldest check is waited for."""
-        if self._batch.seqs:
+    def step(self, *, wait: bool = True) -> None:
+        """Launch a step of the streams that live if it is its turn, read the oldest one, and
+        tell of the checks that are done.
+
+        `wait`: for the oldest step where no other may be launched before it is read, and without
+        steps for the oldest check; whoever launches work of its own after every step wants that.
+        Else what is not done is left for the next turn: the caller looks at its messages first.
+        """
+        if self._batch.seqs and len(self._flights) <= self._ahead:
             self._launch()
-        if len(self._flights) > self._ahead or (self._flights and not self._batch.seqs):
+        if self._flights and (self._must_read() if wait else self._oldest_is_done()):
             self._read_oldest()
         idle = not self._batch.seqs and not self._flights
-        for verify, detail in self._checks.take_done(wait=idle):
+        for verify, detail in self._checks.take_done(wait=wait and idle):
             self._end_check(verify, detail)
 
     def handle(self, message: ToEngine) -> bool:
@@ -171,6 +182,13 @@ class StepLoop:
             if stream.launched == stream.max_rows:
                 self._batch.leave(seq)
         self._launched += 1
+
+    def _must_read(self) -> bool:
+        """Whether no step may be launched before the oldest one is read."""
+        return len(self._flights) > self._ahead or not self._batch.seqs
+
+    def _oldest_is_done(self) -> bool:
+        return self._engine.step_done(self._flights[0].flight)
 
     def _read_oldest(self) -> None:
         """Wait for the oldest step; send its rows, then the ends."""
