@@ -1,10 +1,10 @@
-"""What the host does between a checked request and a kernel's launch: `python -m
-bench.kv_move_launch`.
+"""What the host does between a request and a kernel's launch: `python -m bench.kv_move_launch`.
 
 2,048 rows of a layer-major pool, by `pull`, on a driver that answers at once; the kernel is
 compiled, nothing runs. Prints one JSON object a line, microseconds in the median: `hot` with
-nothing in between, `cold` with the caches swept; `packing` is what it takes to write the page
-numbers down, which is part of the check.
+nothing in between, `cold` with the caches swept. `first` is until the first launch, which is the
+head's where a copy has one, `whole` until all is launched, `without-head` the same in one launch;
+`packing` is what it takes to write the page numbers down, which is part of the check.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from bench.kv_move_unit import SHAPE
 from duplet_kvproxy import gpu_queue, kernel_build
+from duplet_kvproxy.head_start import HEAD_PAGES, LEAST_HEADS, start_checked
 from duplet_kvproxy.move_direct import DirectMover
 from duplet_memory.layout import PoolDescription, describe_pool
-from duplet_memory.plan import check_copy
 
 ROWS = 2048
 POOL_ROWS = 16_384
@@ -51,7 +51,7 @@ class Driver:
 
     def __init__(self) -> None:
         self._memory: list[NDArray[np.uint8]] = []
-        self.launches = 0
+        self.launched_ns: list[int] = []
 
     def call(self, name: str, *arguments: Any) -> int:
         if name == "cuMemHostAlloc":
@@ -60,7 +60,8 @@ class Driver:
         return 1
 
     def call_quickly(self, name: str, *arguments: int) -> None:
-        self.launches += name == "cuLaunchKernel"
+        if name == "cuLaunchKernel":
+            self.launched_ns.append(time.perf_counter_ns())
 
 
 class Place:
@@ -76,7 +77,8 @@ class Place:
 
 
 def measure(page_rows: int, is_cold: bool, rounds: int = ROUNDS) -> dict[str, float]:
-    """Microseconds of the check, of plan, tables and launch, of both, and of packing."""
+    """Microseconds until the first launch, until the last with a head and without, and of
+    packing."""
     driver, gpu = Driver(), Gpu()
     source, dest = Place(page_rows), Place(page_rows)
     chance = np.random.default_rng(1)
@@ -88,7 +90,7 @@ def measure(page_rows: int, is_cold: bool, rounds: int = ROUNDS) -> dict[str, fl
     ]
     packing = struct.Struct(f"={count}q")
     swept = np.zeros(SWEPT_BYTES, np.uint8)
-    times: dict[str, list[int]] = {"check": [], "launch": [], "whole": [], "packing": []}
+    times: dict[str, list[int]] = {"first": [], "whole": [], "without-head": [], "packing": []}
     with ExitStack() as stack:
         for module in (gpu_queue, kernel_build):
             stack.enter_context(patch.object(module, "call", driver.call))
@@ -98,22 +100,27 @@ def measure(page_rows: int, is_cold: bool, rounds: int = ROUNDS) -> dict[str, fl
         mover.prepare(source.description.row_bytes)
         for turn in range(rounds):
             from_pages, to_pages = lists[turn % VARIANTS]
-            if is_cold:
-                swept[::64] += 1
-            began_ns = time.perf_counter_ns()
-            copy = check_copy(source.description, from_pages, dest.description, to_pages, 0, ROWS)
-            checked_ns = time.perf_counter_ns()
-            flight: Any = mover.start(copy, source, dest)
-            launched_ns = time.perf_counter_ns()
-            flight.wait()
-            times["check"].append(checked_ns - began_ns)
-            times["launch"].append(launched_ns - checked_ns)
-            times["whole"].append(launched_ns - began_ns)
+            pools = (source, from_pages, dest, to_pages)
+            for head_pages, first, last in (
+                (HEAD_PAGES, "first", "whole"),
+                (ROWS, "", "without-head"),
+            ):
+                if is_cold:
+                    swept[::64] += 1
+                driver.launched_ns.clear()
+                began_ns = time.perf_counter_ns()
+                flight, _ = start_checked(mover, *pools, 0, ROWS, head_pages)
+                ended_ns = time.perf_counter_ns()
+                flight.wait()
+                times[last].append(ended_ns - began_ns)
+                if first:
+                    times[first].append(driver.launched_ns[0] - began_ns)
+                has_head = count >= LEAST_HEADS * head_pages
+                assert len(driver.launched_ns) == 1 + has_head
             began_ns = time.perf_counter_ns()
             for numbers in (from_pages, to_pages):
                 packing.pack(*numbers)
             times["packing"].append(time.perf_counter_ns() - began_ns)
-    assert driver.launches == rounds
     return {name: statistics.median(values) / 1e3 for name, values in times.items()}
 
 

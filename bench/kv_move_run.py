@@ -22,6 +22,7 @@ import numpy as np
 
 from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_kvproxy.gpu_queue import Flight, GpuEvent, GpuQueue, queue_copies, queue_copy
+from duplet_kvproxy.head_start import HEAD_PAGES, start_checked
 from duplet_kvproxy.move_direct import DirectMover
 from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, TransportName
 from duplet_kvproxy.trial import build_transport
@@ -69,15 +70,23 @@ class Bench:
         count = -(-rows // d.page_rows)
         return tuple(self.random.permutation(d.pages)[:count].tolist())
 
-    def mover(self, transport: GpuTransport, rows: int, lists: Any = None) -> Move:
-        """Move random pages, or those of `lists`, by a transport, planning included."""
+    def mover(
+        self,
+        transport: GpuTransport,
+        rows: int,
+        lists: Any = None,
+        head_pages: int = HEAD_PAGES,
+    ) -> Move:
+        """Move random pages, or those of `lists`, by a transport, as kvproxy does."""
         a, b = self.source, self.dest
+        source: Any = a.pool
+        dest: Any = b.pool
         variants = lists or [(self.pages(a, rows), self.pages(b, rows)) for _ in range(VARIANTS)]
 
         def start(turn: int) -> Any:
             from_pages, to_pages = variants[turn % len(variants)]
-            copy = check_copy(a.description, from_pages, b.description, to_pages, 0, rows)
-            return transport.start(copy, a.pool, b.pool)  # type: ignore[arg-type]
+            pages = (from_pages, dest, to_pages)
+            return start_checked(transport, source, *pages, 0, rows, head_pages)[0]
 
         return start
 
@@ -123,13 +132,22 @@ class Bench:
         self._queue.record(self._event)
         return Flight(self._event, lambda: None)
 
-    def check(self, name: str, transport: GpuTransport, rows: int, first: int = 0) -> None:
+    def check(
+        self,
+        name: str,
+        transport: GpuTransport,
+        rows: int,
+        first: int = 0,
+        head_pages: int = HEAD_PAGES,
+    ) -> None:
         """Move once from and to random pages, and compare every row of the pool."""
         a, b = self.source, self.dest
         b.ask(do="fill", poison=True)
         from_pages, to_pages = self.pages(a, first + rows), self.pages(b, first + rows)
-        copy = check_copy(a.description, from_pages, b.description, to_pages, first, rows)
-        transport.start(copy, a.pool, b.pool).wait()  # type: ignore[arg-type]
+        source: Any = a.pool
+        dest: Any = b.pool
+        pages = (from_pages, dest, to_pages)
+        start_checked(transport, source, *pages, first, rows, head_pages)[0].wait()
         wrong = b.ask(do="check", pages=to_pages, source_pages=from_pages, first=first, count=rows)
         if wrong:
             raise SystemExit(f"{name}: {wrong} rows are wrong")
@@ -284,8 +302,9 @@ def run_layer_major(condition: str) -> None:
 
 
 def run_launches(condition: str) -> None:
-    """The kernels of `push` and `pull` in fewer and in more programs, on a layer-major pool: what
-    PROGRAMS_PER_SM of `move_direct` rests on."""
+    """The kernels of `push` and `pull` in fewer and in more programs, and `pull` with heads of
+    some sizes and without, on a layer-major pool: what PROGRAMS_PER_SM of `move_direct` and
+    HEAD_PAGES of `head_start` rest on."""
     bench = Bench(condition, "layer-major", 1, 16384)
     movers = {
         f"{name}-by-{programs}": DirectMover(name, bench.at, bench.to, programs)
@@ -294,9 +313,14 @@ def run_launches(condition: str) -> None:
     }
     for name, mover in movers.items():
         bench.check(name, mover, ROWS)
+    pull = DirectMover("pull", bench.at, bench.to)
+    heads = {f"pull-head-{size}": size for size in (128, 256, 512)} | {"pull-no-head": ROWS}
+    for name, size in heads.items():
+        bench.check(name, pull, ROWS, head_pages=size)
     bench.load(True)
     moves: dict[str, Move] = {"contiguous": bench.contiguous(ROWS)}
     moves |= {name: bench.mover(mover, ROWS) for name, mover in movers.items()}
+    moves |= {name: bench.mover(pull, ROWS, head_pages=size) for name, size in heads.items()}
     tell_ratios("launches", condition, moves)
     bench.close()
 

@@ -14,6 +14,7 @@ import pytest
 from duplet_core.effects import CopyDone, CopyResult, StartCopy
 from duplet_core.errors import InvalidInput, Reason
 from duplet_core.ids import InstanceId, TransferId
+from duplet_kvproxy.head_start import HEAD_PAGES, LEAST_HEADS
 from duplet_kvproxy.mover import Mover
 from duplet_kvproxy.transport import MAX_IN_FLIGHT
 from duplet_memory.cuda_driver import CudaError
@@ -21,6 +22,7 @@ from duplet_memory.cuda_pool import MappedPool
 from duplet_memory.layout import PoolDescription, describe_pool
 
 SOURCE, DEST = InstanceId("5" * 32), InstanceId("d" * 32)
+PAGES = 2048
 
 
 def describe() -> PoolDescription:
@@ -30,7 +32,7 @@ def describe() -> PoolDescription:
         kv_heads=1,
         head_dim=8,
         dtype="bfloat16",
-        pages=64,
+        pages=PAGES,
         arrangement="page-major",
     )
     return replace(described, handle="cumem-fd", device="GPU-0")
@@ -220,11 +222,32 @@ async def test_what_failed_starts_keep_is_not_asked_for_again() -> None:
 
 async def test_pages_outside_the_pool_are_refused_before_anything_is_queued() -> None:
     async with mover_place() as place:
-        place.start(64)
+        place.start(PAGES)
         (end,) = (await place.ends(1)).values()
         assert end.result is CopyResult.NOT_STARTED
-        assert "source page 64 is not in a pool of 64" in end.detail
+        assert f"source page {PAGES} is not in a pool of {PAGES}" in end.detail
         assert not place.script.flights
+
+
+async def test_a_copy_that_is_refused_after_its_head_has_an_unknown_end() -> None:
+    async with mover_place() as place:
+        place.script.name = "push"
+        pages = (*range(LEAST_HEADS * HEAD_PAGES), 0)
+        transfer = TransferId("f" * 32)
+        copy = StartCopy(1, transfer, SOURCE, pages, DEST, pages, 0, 4 * len(pages))
+        place.mover.start_copy(copy)
+        await place.begun(1)
+        assert len(place.script.flights) == 1
+        place.script.flights[0].let_go.set()
+        (end,) = (await place.ends(1)).values()
+        assert end.result is CopyResult.UNKNOWN
+        assert "a destination page stands twice" in end.detail
+        assert place.script.slots == MAX_IN_FLIGHT, "the head's came back"
+        place.start(2)
+        await place.begun(1)
+        place.script.flights[1].let_go.set()
+        (end,) = (await place.ends(1)).values()
+        assert end.result is CopyResult.OK
 
 
 async def test_a_mapping_is_closed_after_what_was_queued_before() -> None:

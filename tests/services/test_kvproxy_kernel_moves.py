@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from duplet_kvproxy import gpu_queue, move_direct, move_staged
+from duplet_kvproxy.head_start import HEAD_PAGES, HeadAndRest, start_checked
 from duplet_kvproxy.kernel_build import LaunchedRows
 from duplet_kvproxy.move_direct import DirectMover
 from duplet_kvproxy.move_staged import StagedMover
@@ -194,7 +195,7 @@ class Unit:
         for pool in (pool for pair in self.pairs for pool in pair):
             self.driver.known.append((pool.address(None), pool.content.size))
         self.flights: deque[tuple[RowCopy, tuple[Pool, Pool], Any]] = deque()
-        self.lost = self.landed = 0
+        self.lost = self.landed = self.heads = 0
 
     def _allocate(self, device: Any, reach: Any, size: int) -> Any:
         self._memory.append(np.zeros(size, np.uint8))
@@ -220,8 +221,13 @@ class Unit:
         wanted = -(-(first + rows) // page_rows)
         pages = from_pages[:wanted], to_pages[:wanted]
         copy = check_copy(source.description, pages[0], dest.description, pages[1], first, rows)
+        asked = (source, pages[0], dest, pages[1], first, rows)
+        head_pages = self.chance.choice((1, 7, HEAD_PAGES))
         try:
-            self.flights.append((copy, pair, self.mover.start(copy, source, dest)))
+            flight, size = start_checked(self.mover, *asked, head_pages)
+            assert size == copy.copied_bytes
+            self.heads += isinstance(flight, HeadAndRest)
+            self.flights.append((copy, pair, flight))
         except CudaError:
             self.lost += 1
             dest.lost |= set(copy.dest_pages.tolist())
@@ -269,4 +275,5 @@ def test_copies_in_flight_keep_apart(
     unit.driver.run_all()
     unit.check_all()
     assert unit.landed > COPIES // 2
+    assert (unit.heads > 0) is (name != "staged")
     assert unit.lost <= (FAILURES if fails else 0)

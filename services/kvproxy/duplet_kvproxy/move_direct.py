@@ -39,7 +39,7 @@ class DirectMover:
         self._queue = GpuQueue(self._device)
         self._free = [
             (GpuEvent(self._device), PageTable(self._device, FIRST_TABLE_PAGES))
-            for _ in range(MAX_IN_FLIGHT)
+            for _ in range(2 * MAX_IN_FLIGHT)  # a copy may have a head
         ]
         self._kernels: dict[int, MoveRows] = {}
         """By bytes a row; a unit's pools all have one number."""

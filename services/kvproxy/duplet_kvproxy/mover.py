@@ -24,6 +24,7 @@ from duplet_core.effects import CopyDone, CopyResult, StartCopy
 from duplet_core.errors import InvalidInput, require
 from duplet_core.ids import InstanceId
 from duplet_kvproxy.choice import Choice
+from duplet_kvproxy.head_start import MovedInPart, start_checked
 from duplet_kvproxy.transport import MAX_IN_FLIGHT, FlightLike, copy_shared_memory
 from duplet_memory.cuda_driver import CudaError
 from duplet_memory.cuda_pool import MappedPool
@@ -191,30 +192,30 @@ class Mover:
         if self._lost_flights >= MAX_IN_FLIGHT:
             return CopyResult.NOT_STARTED, f"{MAX_IN_FLIGHT} copies failed when they were queued"
         source, dest = self._pools[copy.source], self._pools[copy.dest]
+        rows = (copy.start_row, copy.count)
         self._began_ns[copy.copy] = time.monotonic_ns()
         try:
-            rows = check_copy(
-                source.description,
-                copy.source_pages,
-                dest.description,
-                copy.dest_pages,
-                copy.start_row,
-                copy.count,
-            )
             if isinstance(source, Pool) and isinstance(dest, Pool):
-                copy_shared_memory(rows, source, dest, self._delay_s)
-                self._count("shm", rows.copied_bytes)
+                have, want = source.description, dest.description
+                checked = check_copy(have, copy.source_pages, want, copy.dest_pages, *rows)
+                copy_shared_memory(checked, source, dest, self._delay_s)
+                self._count("shm", checked.copied_bytes)
                 return CopyResult.OK, ""
             if isinstance(source, Pool) or isinstance(dest, Pool):
                 return CopyResult.NOT_STARTED, "one pool is on a GPU and the other is not"
             transport = self._choice.transport_for(source.description, dest.description)
-            self._flights.append((copy, transport.start(rows, source, dest)))
+            flight, copied_bytes = start_checked(
+                transport, source, copy.source_pages, dest, copy.dest_pages, *rows
+            )
+            self._flights.append((copy, flight))
         except InvalidInput as error:
             return CopyResult.NOT_STARTED, error.detail
+        except MovedInPart as error:
+            return CopyResult.UNKNOWN, error.detail
         except (CudaError, MemoryError, OSError, ValueError) as error:
             self._lost_flights += 1
             return CopyResult.UNKNOWN, f"{type(error).__name__}: {error}"
-        self._count(transport.name, rows.copied_bytes)
+        self._count(transport.name, copied_bytes)
         return None, ""
 
     def _land(self) -> None:

@@ -23,9 +23,12 @@ TransportName = Literal["shm", "pages", "push", "pull", "staged", "host"]
 GPU_TRANSPORTS: tuple[TransportName, ...] = ("pages", "push", "pull", "staged", "host")
 WHOLE_PAGES: tuple[TransportName, ...] = ("pages", "host")
 """These move whole pages of page-major pools and nothing else."""
+BY_ONE_KERNEL: tuple[TransportName, ...] = ("push", "pull")
+"""These launch one kernel for any rows of a copy."""
 
 MAX_IN_FLIGHT = 8
-"""Copies that a GPU transport has queued at once; each owns tables until it is quiet."""
+"""Copies that a GPU transport has queued at once; each owns tables until it is quiet, two of
+them where its head was started first."""
 
 
 class GpuPool(Protocol):
