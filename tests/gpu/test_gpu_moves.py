@@ -10,7 +10,14 @@ import pytest
 
 from bench.kv_move_unit import OwnerProcess, start_pair
 from duplet_core.errors import InvalidInput
-from duplet_kvproxy.transport import GPU_TRANSPORTS, WHOLE_PAGES, GpuTransport, TransportName
+from duplet_kvproxy.head_start import HeadAndRest, start_checked
+from duplet_kvproxy.transport import (
+    BY_ONE_KERNEL,
+    GPU_TRANSPORTS,
+    WHOLE_PAGES,
+    GpuTransport,
+    TransportName,
+)
 from duplet_kvproxy.trial import build_transport
 from duplet_memory.cuda_driver import open_devices
 from duplet_memory.plan import check_copy
@@ -101,6 +108,24 @@ def test_many_copies_in_flight_land_in_order(
         flight.wait()
     count = len(pages[0]) * page_rows if name in WHOLE_PAGES else 700
     checked = {"pages": pages[1], "source_pages": pages[0], "first": 0, "count": count}
+    assert dest.ask(do="check", **checked) == 0
+
+
+@pytest.mark.parametrize("name", BY_ONE_KERNEL)
+def test_a_head_and_its_rest_are_the_copy(
+    transports: dict[TransportName, GpuTransport], pair: Pair, name: TransportName
+) -> None:
+    source, dest = pair
+    dest.ask(do="fill", poison=True)
+    first, count = 5 % source.description.page_rows, 700
+    _, (from_pages, to_pages) = make_copy(pair, first, count)
+    pools: Any = source.pool, dest.pool
+    flight, _ = start_checked(
+        transports[name], pools[0], from_pages, pools[1], to_pages, first, count, head_pages=2
+    )
+    assert isinstance(flight, HeadAndRest)
+    flight.wait()
+    checked = {"pages": to_pages, "source_pages": from_pages, "first": first, "count": count}
     assert dest.ask(do="check", **checked) == 0
 
 
