@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from duplet_core.ids import TransferId
 from duplet_engine.engine import Engine
 from duplet_engine.gpu_engine import GpuEngine
 from duplet_engine.gpu_start import GpuLoop, warm_up
+from duplet_engine.step_times import time_steps
 from duplet_pages.engine_config import EngineConfig
 from tests.engine.company import Request, make_requests, run_alone
 from tests.kernels.eager_gpu import OTHER, SMALL, eager_engine, eager_gpu
@@ -212,4 +214,15 @@ def test_an_own_head_and_the_state_before_the_norm(requests: list[Request]) -> N
     link = Answering(requests[1:2], PAGES[1:2])
     GpuLoop(engine)(link)
     assert link.rows == [cut_at_stop(rows) for rows in expected]
+    engine.close()
+
+
+def test_timed_steps_write_one_page() -> None:
+    engine = eager_engine(replace(CONFIG, role="decode", slots=2))
+    with patch.multiple("duplet_engine.step_times", LONG_ROWS=0, TIMED_STEPS=1):
+        times = time_steps(engine, 10**15)
+    assert [(t.streams, t.pages) for t in times] == [(1, 2), (2, 4)]
+    d = engine.pool.description
+    pages = engine.pool[d.offset :].reshape(d.pages, d.page_bytes)  # type: ignore[index]
+    assert pages.any(axis=1).nonzero()[0].tolist() == [0]
     engine.close()

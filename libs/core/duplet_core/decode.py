@@ -78,7 +78,8 @@ class DecodeMachine(Machine):
         )
         self.config = config
         self.transfers = Transfers(config, self)
-        self.guard = StepGuard(config.floor_rows_per_s) if config.floor_rows_per_s else None
+        floor = config.floor_rows_per_s
+        self.guard = StepGuard(floor, config.step_times) if floor else None
         self.aborts_resent = 0
         self._admits_seen = 0
         self._told_figures: tuple[Any, ...] = ()

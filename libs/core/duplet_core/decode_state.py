@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from operator import sub
 
-from duplet_core.engine import StepDone
+from duplet_core.engine import StepDone, StepTime
 from duplet_core.ids import InstanceId, RequestKey, TransferId
 from duplet_core.messages import Finished, Handoff, Sampling, StepRows
 
@@ -69,6 +69,8 @@ class DecodeConfig:
     spec: str
     floor_rows_per_s: float = 0
     """Admit only what lets every stream keep this rate; 0: as many as there are slots."""
+    step_times: tuple[StepTime, ...] = ()
+    """What the engine's steps took at start; what they cost is known from the first request on."""
     transfer_deadline_ns: int = 10_000_000_000
     quarantine_percent: int = 25
     quarantine_grace_ns: int = 100_000_000

@@ -62,6 +62,16 @@ class Shutdown:
 
 
 @value
+class StepTime:
+    """What decode's steps of one size took, timed before anybody had a stream."""
+
+    streams: int
+    pages: int
+    """Of all streams together."""
+    taken_ns: int
+
+
+@value
 class Ready:
     """The model is loaded and warm, the pool is mapped. Sent once, first."""
 
@@ -73,6 +83,8 @@ class Ready:
     page_rows: int
     slots: int
     """Most sequences one step takes."""
+    step_times: tuple[StepTime, ...] = ()
+    """Decode, where it was asked to time its steps."""
 
 
 @value

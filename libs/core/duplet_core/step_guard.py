@@ -6,15 +6,24 @@ three figures are fitted, as steps end, by least squares in which older steps co
 less, and none may be negative. A request is charged from its Admit on with all pages of its
 prompt and longest output, because that is what its last step may read.
 
-The fit is believed up to twice as many streams as a step has had so far, so an empty unit
-opens by doubling. What steps of one size cannot tell apart stays as it was last known. While
-nothing but single streams was ever seen, a second one is taken to be free and a few more are
-welcome, or nobody would ever find out. Time decides here who is admitted, never which page is
-free.
+An engine may have timed steps of some sizes at start. They say from the first request on what
+a step costs, up to the largest that was timed, and later what no step of the day has said: they
+never count less, but little, and all of them are scaled by how much longer or shorter steps
+turn out to be.
+
+Beyond that the fit is believed up to twice as many streams as a step has had so far, so without
+timed steps an empty unit opens by doubling. What steps of one size cannot tell apart stays as
+it was last known. While nothing but single streams was ever seen, a second one is taken to be
+free and a few more are welcome, or nobody would ever find out. Time decides here who is
+admitted, never which page is free.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import mul
+
+from duplet_core.engine import StepTime
 from duplet_core.messages import StepCredit
 
 HEADROOM = 0.9
@@ -27,6 +36,9 @@ NO_FLOOR_NS = 1e12
 FIT_EVERY_STEPS = 8
 FIRST_STREAMS = 4
 """Believed before any step had more than one."""
+TIMED_WEIGHT = 1 / 16
+"""Of a timed step. Enough to tell a base from a stream and a stream from a page where the day's
+steps are all of one size, too little to say against them what such steps take."""
 _PAGE_SCALE = 1 / 128
 """Pages count in hundreds where streams count in ones; equations of like size are solved well."""
 _RIDGE = 1e-6
@@ -34,22 +46,32 @@ _RIDGE = 1e-6
 nearest to the last costs. Steps of other sizes outweigh it by far."""
 
 
+def longest_step_ns(floor_rows_per_s: float) -> int:
+    """The longest step that is planned where every stream is to keep a rate of more than 0."""
+    return round(min(HEADROOM * 1e9 / floor_rows_per_s, NO_FLOOR_NS))
+
+
 class StepGuard:
     """Fits the cost of steps. Owned by decode's machine; times are integer nanoseconds."""
 
-    def __init__(self, floor_rows_per_s: float) -> None:
+    def __init__(self, floor_rows_per_s: float, timed: Sequence[StepTime] = ()) -> None:
         """Args:
         floor_rows_per_s: the rate that every stream is to keep; more than 0.
+        timed: steps that were timed at start.
         """
-        self.longest_step_ns = round(min(HEADROOM * 1e9 / floor_rows_per_s, NO_FLOOR_NS))
+        self.longest_step_ns = longest_step_ns(floor_rows_per_s)
         self.most_streams = 0
         """In one step that a fit knows of."""
         self.fits = 0
         """So many times the costs were found anew."""
+        self._most_timed = max((step.streams for step in timed), default=0)
         self._most_seen = 0
-        self._costs = (0.0, 0.0, 0.0)
-        self._products = [[0.0] * 4 for _ in range(3)]
-        """Normal equations: the features' products with each other and, last, with the time."""
+        self._timed = _no_products()
+        for step in timed:
+            _add(self._timed, step.streams, step.pages, step.taken_ns, TIMED_WEIGHT)
+        self._timed_costs: Costs = _fit(self._timed, self._told_apart(), (0.0, 0.0, 0.0))
+        self._costs = self._timed_costs
+        self._seen = _no_products()
         self._steps = 0
         self._last_done_ns = 0
 
@@ -63,26 +85,22 @@ class StepGuard:
         if streams < 1 or taken_ns <= 0:
             return
         self._most_seen = max(self._most_seen, streams)
+        for row in self._seen:
+            row[:] = [value * (1 - 1 / MEMORY_STEPS) for value in row]
         # One pause of a second says nothing about the next step; it may not outweigh many.
-        seen = (1.0, float(streams), pages * _PAGE_SCALE, float(min(taken_ns, self._outlier_ns())))
-        keep = 1 - 1 / MEMORY_STEPS
-        for i, row in enumerate(self._products):
-            for j in range(4):
-                row[j] = row[j] * keep + seen[i] * seen[j]
+        _add(self._seen, streams, pages, min(taken_ns, self._outlier_ns()))
         self._steps += 1
         if self._steps % FIT_EVERY_STEPS == 0:
-            # Else a slow card's base would pass, in part, for a second stream's cost, for ever.
-            known = [0, 2] if self._most_seen < 2 else [0, 1, 2]
-            self._costs = _fit(self._products, known, self._costs)
+            self._costs = _fit(self._known_products(), self._told_apart(), self._costs)
             self.most_streams = self._most_seen
             self.fits += 1
 
     def streams_believed(self) -> int:
         """Streams up to which the fit may be asked."""
-        return max(FIRST_STREAMS, 2 * self.most_streams)
+        return max(FIRST_STREAMS, self._most_timed, 2 * self.most_streams)
 
     def predict_ns(self, streams: int, pages: int) -> int:
-        """How long a step of so many streams takes; 0 before the first fit."""
+        """How long a step of so many streams takes; 0 where none was timed or fitted yet."""
         base, stream, page = self._costs
         return round(base + streams * stream + pages * _PAGE_SCALE * page)
 
@@ -95,12 +113,42 @@ class StepGuard:
     def _outlier_ns(self) -> int:
         return 4 * self.longest_step_ns
 
+    def _told_apart(self) -> list[int]:
+        """The costs to fit. Else a slow card's base would pass, in part, for a second stream's
+        cost, for ever."""
+        return [0, 2] if max(self._most_timed, self._most_seen) < 2 else [0, 1, 2]
+
+    def _known_products(self) -> Products:
+        """Of the day's steps and of the timed ones, as long as the day's would make them."""
+        of_steps = self._seen[0]  # how many they were, their streams, their pages, their time
+        foretold_ns = sum(map(mul, self._timed_costs, of_steps))
+        ratio = of_steps[3] / foretold_ns if foretold_ns > 0 else 1.0
+        scales = (1.0, 1.0, 1.0, ratio)
+        return [
+            [a + b * scale for a, b, scale in zip(seen, timed, scales, strict=True)]
+            for seen, timed in zip(self._seen, self._timed, strict=True)
+        ]
+
 
 Costs = tuple[float, float, float]
 """Of a step, of a stream, of 128 pages."""
+Products = list[list[float]]
+"""Normal equations: the products of 1, streams and hundreds of pages with each other and, last,
+with the time."""
 
 
-def _fit(products: list[list[float]], left: list[int], last: Costs) -> Costs:
+def _no_products() -> Products:
+    return [[0.0] * 4 for _ in range(3)]
+
+
+def _add(products: Products, streams: int, pages: int, taken_ns: int, weight: float = 1.0) -> None:
+    seen = (1.0, float(streams), pages * _PAGE_SCALE, float(taken_ns))
+    for i, row in enumerate(products):
+        for j in range(4):
+            row[j] += weight * seen[i] * seen[j]
+
+
+def _fit(products: Products, left: list[int], last: Costs) -> Costs:
     """The costs in `left`, the others 0. None is negative: the most negative one is left out and
     the rest fitted."""
     while left:

@@ -14,6 +14,7 @@ from duplet_engine.link import Link
 from duplet_engine.load_progress import tell_products
 from duplet_engine.monolith_loop import MonolithLoop
 from duplet_engine.prefill_loop import PrefillLoop, run_prefill
+from duplet_engine.step_times import SteppedEngine
 from duplet_engine.warmup import warm_up
 from duplet_memory.layout import PoolDescription
 from duplet_pages.engine_config import EngineConfig
@@ -32,7 +33,7 @@ class SharedPool(Protocol):
     def fd(self) -> int: ...
 
 
-class AnyEngine(Protocol):
+class AnyEngine(SteppedEngine, Protocol):
     """What Ready and the end need of an engine."""
 
     spec: ModelSpec

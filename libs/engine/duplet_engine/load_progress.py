@@ -1,16 +1,17 @@
 """What the engine tells of its start: a bar on a terminal, else log lines, for a load that takes
-long; what a GPU's memory is used for; and how a CPU holds the weights."""
+long; what a GPU's memory is used for; how a CPU holds the weights; and what steps take."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from duplet_core.engine import StepTime
 from duplet_engine.checkpoint import Progress as Told
 from duplet_runtime.logs import configure_logs, get_logger
 
@@ -63,6 +64,16 @@ def tell_products(role: str, model: str, statement: str) -> None:
     """Log in what precision a CPU reads the weights."""
     _configure(role)
     get_logger("duplet.engine").info("products", model=model, statement=statement)
+
+
+def tell_steps(role: str, model: str, times: Sequence[StepTime]) -> None:
+    """Log what decode's steps took at start."""
+    _configure(role)
+    statement = ", ".join(
+        f"{t.streams} streams of {t.pages // t.streams} pages {t.taken_ns / 1e6:.2f} ms"
+        for t in times
+    )
+    get_logger("duplet.engine").info("steps timed", model=model, statement=statement)
 
 
 def _configure(role: str) -> None:

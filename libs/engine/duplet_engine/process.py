@@ -15,7 +15,8 @@ from duplet_core.engine import Ready
 from duplet_core.errors import InvalidInput
 from duplet_engine.backends import start_backend
 from duplet_engine.link import Link
-from duplet_engine.load_progress import told_progress
+from duplet_engine.load_progress import tell_steps, told_progress
+from duplet_engine.step_times import time_steps
 from duplet_pages.engine_config import EngineConfig
 from duplet_runtime.engine_link import BlockingLink, LinkClosed
 
@@ -55,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(config: EngineConfig, link: Link) -> None:
-    """Load, warm up, say Ready and run the role's loop until Shutdown.
+    """Load, warm up, time steps where decode asks for it, say Ready, and run the role's loop until
+    Shutdown.
 
     Raises:
         LinkClosed: the I/O process is gone.
@@ -65,6 +67,9 @@ def serve(config: EngineConfig, link: Link) -> None:
     with torch.inference_mode():
         with told_progress(config.role, config.model) as progress:
             engine, run_loop = start_backend(config, progress)
+        times = time_steps(engine, config.longest_step_ns) if config.longest_step_ns else ()
+        if times:
+            tell_steps(config.role, config.model, times)
         pool = engine.pool
         link.send(
             Ready(
@@ -73,6 +78,7 @@ def serve(config: EngineConfig, link: Link) -> None:
                 pages=pool.description.pages,
                 page_rows=config.page_rows,
                 slots=config.slots,
+                step_times=times,
             ),
             fds=(pool.fd,),
         )

@@ -82,6 +82,8 @@ class EngineConfig:
     """Threads of one operator; the unit's processes share the machine's cores."""
     overlap: bool = True
     """On a GPU: launch the next step before the last one is read."""
+    longest_step_ns: int = 0
+    """Decode: the longest step that is planned; up to it steps are timed before Ready. 0: none."""
     recheck_at_end: bool = False
     """Check the prompt's digests again when a stream ends (fault tests)."""
     damage_pages: int = 0

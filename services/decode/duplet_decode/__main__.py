@@ -17,7 +17,7 @@ from duplet_core.decode_state import DecodeConfig
 from duplet_core.engine import Ready
 from duplet_core.ids import Role
 from duplet_core.ledger import PageState
-from duplet_core.step_guard import StepGuard
+from duplet_core.step_guard import StepGuard, longest_step_ns
 from duplet_pages.engine_config import EngineConfig
 from duplet_pages.spec import ModelSpec
 from duplet_runtime.engine_host import EngineSettings, by_device
@@ -110,6 +110,7 @@ def _observe_guard(metrics: Metrics, machine: DecodeMachine, guard: StepGuard) -
 async def serve(service: Service[DecodeSettings]) -> None:
     """Run decode until it has drained."""
     settings = service.settings
+    floor = settings.floor_rows_per_s
     config = EngineConfig(
         role="decode",
         device=settings.device,
@@ -121,6 +122,7 @@ async def serve(service: Service[DecodeSettings]) -> None:
         arrangement=settings.arrangement,
         threads=settings.threads,
         overlap=settings.overlap,
+        longest_step_ns=longest_step_ns(floor) if floor else 0,
         recheck_at_end=settings.recheck_at_end,
         damage_pages=settings.damage_pages,
     )
@@ -135,7 +137,8 @@ async def serve(service: Service[DecodeSettings]) -> None:
                 slots=ready.slots,
                 longest_sequence=spec.longest_sequence,
                 spec=ready.spec,
-                floor_rows_per_s=settings.floor_rows_per_s,
+                floor_rows_per_s=floor,
+                step_times=ready.step_times,
                 transfer_deadline_ns=round(settings.transfer_deadline_s * 1e9),
                 quarantine_percent=settings.quarantine_percent,
                 damaged_pages=settings.damage_pages,
