@@ -24,7 +24,7 @@ from pathlib import Path
 from duplet_core.ids import Role
 from tests.e2e.streams import Stream
 
-QUEUE_WAIT_S = 0.04
+QUEUE_WAIT_S = 0.02
 """DUPLET_LB_QUEUE_WAIT_MS as it is by default."""
 LOST = {"PREFILL_LOST": Role.PREFILL, "DECODE_LOST": Role.DECODE}
 REFUSALS = frozenset({"OVERLOADED", "NOT_READY", "DRAINING", "QUARANTINE", "WRITER_LOST"})

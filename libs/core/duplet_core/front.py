@@ -16,7 +16,6 @@ lost fails its requests at once, and a client never waits for a proof (S7).
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -33,7 +32,7 @@ from duplet_core.effects import (
     Submit,
 )
 from duplet_core.errors import Reason, RemoteProtocolError, require
-from duplet_core.front_state import FrontConfig, Input, Request, State
+from duplet_core.front_state import FULL, FrontConfig, Input, Request, State, name_spec
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_core.link import Link
 from duplet_core.machine import Machine
@@ -93,6 +92,8 @@ class FrontMachine(Machine):
         self._live_ids: set[str] = set()
         self._by_stream: dict[int, Request] = {}
         self._queue: deque[Request] = deque()
+        self._waited_in_vain = False
+        """Somebody's wait ran out, and nobody was admitted since."""
         self._unseen: deque[int] = deque()
         """Pages of the Admits that the told credit does not include yet."""
         self._admits_sent = 0
@@ -110,6 +111,12 @@ class FrontMachine(Machine):
     def queued(self) -> int:
         """Requests that wait for credit."""
         return len(self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Any request would be refused as overload now, whatever it holds."""
+        able = self._ready and not self.draining and self._refusing() is None
+        return able and self._must_leave(pages=1)
 
     @property
     def streaming(self) -> int:
@@ -160,10 +167,17 @@ class FrontMachine(Machine):
         if submit.pages > self.credit.total_pages:
             detail = f"{submit.pages} pages needed, decode's pool has {self.credit.total_pages}"
             return Reason.PROMPT_TOO_LONG, detail
-        must_wait = bool(self._queue) or not self._fits(submit.pages)
-        if must_wait and len(self._queue) >= self.config.queue_limit:
-            return Reason.OVERLOADED, "the unit is full and its queue too"
-        return None
+        return (self._why_full(), FULL) if self._must_leave(submit.pages) else None
+
+    def _must_leave(self, pages: int) -> bool:
+        """It does not fit, and to wait is no use: nothing came free for those who did."""
+        if not self._queue and self._fits(pages):
+            return False
+        return self._waited_in_vain or len(self._queue) >= self.config.queue_limit
+
+    def _why_full(self) -> Reason:
+        refusing = self._refusing()
+        return Reason.OVERLOADED if refusing is None else refusing[1]
 
     # --- peers --------------------------------------------------------------------
 
@@ -236,7 +250,7 @@ class FrontMachine(Machine):
         if missing:
             return f"no stream to {' and '.join(missing)}"
         if not self._ready:
-            prefill, decode = (_told(self._specs[r]) for r in (Role.PREFILL, Role.DECODE))
+            prefill, decode = (name_spec(self._specs[r]) for r in (Role.PREFILL, Role.DECODE))
             return f"prefill and decode run different models: {prefill} and {decode}"
         refusing = self._refusing()
         return "" if refusing is None else f"{refusing[0]} takes nothing new: {refusing[1]}"
@@ -322,6 +336,7 @@ class FrontMachine(Machine):
     def _admit(self, request: Request) -> None:
         submit = request.submit
         request.state = State.PENDING
+        self._waited_in_vain = False
         self._admits_sent += 1
         self._unseen.append(submit.pages)
         key = (submit.request_id, submit.transfer)
@@ -371,9 +386,8 @@ class FrontMachine(Machine):
         for request in list(self._queue):
             if request.state is State.QUEUED and request.queued_until_ns <= now:
                 self.emit(Count("requests_overloaded"))
-                refusing = self._refusing()
-                reason = Reason.OVERLOADED if refusing is None else refusing[1]
-                self._end(request, reason, "no stream slot or pages came free in time")
+                self._waited_in_vain = self._refusing() is None
+                self._end(request, self._why_full(), "no stream slot or pages came free in time")
                 self._admit_what_fits()  # it may have been all that those behind it waited for
 
 
@@ -432,15 +446,3 @@ FrontMachine.TABLE = {
         Input.DECODE_LOST: FrontMachine._decode_lost,
     },
 }
-
-
-def _told(spec: str) -> str:
-    """What tells one model's spec from another's, for people; nothing is decided by it."""
-    try:
-        fields = json.loads(spec)
-    except ValueError:
-        return repr(spec[:40])
-    if not isinstance(fields, dict):
-        return repr(spec[:40])
-    names = ("name", "dtype", "page_rows", "fingerprint")
-    return " ".join(str(fields[name]) for name in names if name in fields)

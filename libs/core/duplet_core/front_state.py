@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from duplet_core.effects import Submit
+
+FULL = "the unit is full"
+"""What a request hears that is refused at once, whatever it holds."""
 
 
 class State(StrEnum):
@@ -38,7 +42,7 @@ class Input(Enum):
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
     queue_limit: int = 64
-    queue_wait_ns: int = 40_000_000
+    queue_wait_ns: int = 20_000_000
     """A request that finds no credit waits for so long before it is refused."""
 
 
@@ -48,3 +52,15 @@ class Request:
     queued_until_ns: int
     state: State = State.QUEUED
     stream_id: int | None = None
+
+
+def name_spec(spec: str) -> str:
+    """What tells one model's spec from another's, for people; nothing is decided by it."""
+    try:
+        fields = json.loads(spec)
+    except ValueError:
+        return repr(spec[:40])
+    if not isinstance(fields, dict):
+        return repr(spec[:40])
+    names = ("name", "dtype", "page_rows", "fingerprint")
+    return " ".join(str(fields[name]) for name in names if name in fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -117,13 +117,17 @@ def peer_channel_options() -> Options:
 
 
 def create_server(
-    options: Options, health: Health, on_fatal: Callable[[BaseException], None]
+    options: Options,
+    health: Health,
+    on_fatal: Callable[[BaseException], None],
+    first: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """A server with guard and health; add servicers, then `start_server`.
 
+    `first`: interceptors before the guard, which see to their own errors.
     Starts gRPC's threads: spawn child processes first.
     """
-    server = grpc.aio.server(options=options, interceptors=[GuardInterceptor(on_fatal)])
+    server = grpc.aio.server(options=options, interceptors=[*first, GuardInterceptor(on_fatal)])
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     return server
 

@@ -177,11 +177,18 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, on_fatal: Callable[[BaseException], None]) -> None:
         self._on_fatal = on_fatal
+        self._guarded: dict[Any, Any] = {}
+        """By handler: gRPC asks at every call."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        if handler not in self._guarded:
+            self._guarded[handler] = self._guard(handler)
+        return self._guarded[handler]
+
+    def _guard(self, handler: Any) -> Any:
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         inner = getattr(handler, kind)
         wrap = self._guard_stream if handler.response_streaming else self._guard_unary

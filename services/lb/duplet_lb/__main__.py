@@ -11,6 +11,7 @@ from duplet.speech.v1 import speech_pb2_grpc
 from duplet_core.front import FrontMachine
 from duplet_core.front_state import FrontConfig
 from duplet_core.ids import Role
+from duplet_lb.door import Door
 from duplet_lb.settings import LbSettings
 from duplet_lb.speech import LbExecutor, Speech
 from duplet_runtime.addresses import check_free
@@ -36,7 +37,9 @@ async def serve(service: Service[LbSettings]) -> None:
         check_free(settings.listen)
     except OSError as error:
         raise SettingsError(f"listen: {settings.listen}: {error.strerror}") from error
-    server = create_server(public_server_options(settings.longest_s), service.health, service.fail)
+    door = Door(executor)
+    options = public_server_options(settings.longest_s)
+    server = create_server(options, service.health, service.fail, [door])
     speech_pb2_grpc.add_SpeechServicer_to_server(Speech(executor, service), server)
     executor.dial(Role.PREFILL, lambda c: prefill_pb2_grpc.PrefillPeerStub(c).Connect)
     executor.dial(Role.DECODE, lambda c: decode_pb2_grpc.DecodePeerStub(c).Connect)
@@ -47,6 +50,7 @@ async def serve(service: Service[LbSettings]) -> None:
         service.log.info("listening", address=settings.listen, port=ports[0])
         await service.draining.wait()
         await executor.drain(settings.drain_s)
+    door.close()
     executor.driver.close()
     if executor.tracing is not None:
         await asyncio.to_thread(executor.tracing.close)

@@ -20,7 +20,7 @@ class LbSettings(ServiceSettings):
     """Address of the public port; `unix:PATH` works too."""
     queue_limit: int = Field(default=64, ge=0)
     """Requests that may wait for a stream slot or pages."""
-    queue_wait_ms: int = Field(default=40, ge=0)
+    queue_wait_ms: int = Field(default=20, ge=0)
     """Milliseconds a request waits before it is refused as overload."""
     longest_s: float = Field(default=300.0, gt=0, le=86_400, allow_inf_nan=False)
     """Most seconds a request may take, also when the client's deadline is later."""
