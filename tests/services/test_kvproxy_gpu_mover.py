@@ -230,33 +230,20 @@ async def test_pages_outside_the_pool_are_refused_before_anything_is_queued() ->
 
 
 async def test_a_copy_that_is_refused_after_its_head_has_an_unknown_end() -> None:
+    """At once: the thread waits for nothing but what is in flight. What the head had is lost, as
+    after a start that failed, so that nothing writes over a table that it may still read."""
     async with mover_place() as place:
         place.script.name = "push"
         pages = (*range(LEAST_HEADS * HEAD_PAGES), 0)
-        transfer = TransferId("f" * 32)
-        copy = StartCopy(1, transfer, SOURCE, pages, DEST, pages, 0, 4 * len(pages))
-        place.mover.start_copy(copy)
-        await place.begun(1)
-        assert len(place.script.flights) == 1
-        place.script.flights[0].let_go.set()
+        for number in range(1, MAX_IN_FLIGHT + 1):
+            transfer = TransferId(f"{number:032x}")
+            copy = StartCopy(number, transfer, SOURCE, pages, DEST, pages, 0, 4 * len(pages))
+            place.mover.start_copy(copy)
+        ends = await place.ends(MAX_IN_FLIGHT)  # nobody has let a head go
+        assert {done.result for done in ends.values()} == {CopyResult.UNKNOWN}
+        assert all("a destination page stands twice" in done.detail for done in ends.values())
+        assert len(place.script.flights) == MAX_IN_FLIGHT
+        assert place.script.slots == 0, "no head's came back"
+        place.start(50)
         (end,) = (await place.ends(1)).values()
-        assert end.result is CopyResult.UNKNOWN
-        assert "a destination page stands twice" in end.detail
-        assert place.script.slots == MAX_IN_FLIGHT, "the head's came back"
-        place.start(2)
-        await place.begun(1)
-        place.script.flights[1].let_go.set()
-        (end,) = (await place.ends(1)).values()
-        assert end.result is CopyResult.OK
-
-
-async def test_a_mapping_is_closed_after_what_was_queued_before() -> None:
-    async with mover_place() as place:
-        place.start(1)
-        await place.begun(1)
-        place.mover.close_pool(DEST)
-        assert not place.mappings[1].closed
-        place.script.flights[0].let_go.set()
-        (end,) = (await place.ends(1)).values()
-        assert end.result is CopyResult.OK
-    assert place.mappings[1].closed
+        assert end.result is CopyResult.NOT_STARTED

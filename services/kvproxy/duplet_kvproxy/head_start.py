@@ -24,10 +24,11 @@ LEAST_HEADS = 4
 
 
 class MovedInPart(Unavailable):
-    """A copy was refused when its head was already on its way; it has landed since."""
+    """A copy was refused when its head was already on its way. Nobody waits for that or gets its
+    tables back: as after a call that failed."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(Reason.TRANSFER_FAILED, f"refused after its head was moved: {detail}")
+        super().__init__(Reason.TRANSFER_FAILED, f"refused after its head was started: {detail}")
 
 
 class HeadAndRest:
@@ -58,7 +59,7 @@ def start_checked(
 
     Raises:
         InvalidInput: refused; nothing was queued.
-        MovedInPart: refused; the head is there, and nothing is on its way.
+        MovedInPart: refused; the head is on its way.
         CudaError: a call failed; part of the copy may have been queued.
     """
     have, want = source.description, dest.description
@@ -78,5 +79,4 @@ def start_checked(
         rest = RowCopy(have, last_pages[0], want, last_pages[1], 0, count - head_rows)
         return HeadAndRest(head, transport.start(rest, source, dest)), copy.copied_bytes
     except InvalidInput as error:
-        head.wait()
         raise MovedInPart(error.detail) from error

@@ -210,9 +210,7 @@ class Mover:
             self._flights.append((copy, flight))
         except InvalidInput as error:
             return CopyResult.NOT_STARTED, error.detail
-        except MovedInPart as error:
-            return CopyResult.UNKNOWN, error.detail
-        except (CudaError, MemoryError, OSError, ValueError) as error:
+        except (MovedInPart, CudaError, MemoryError, OSError, ValueError) as error:
             self._lost_flights += 1
             return CopyResult.UNKNOWN, f"{type(error).__name__}: {error}"
         self._count(transport.name, copied_bytes)
