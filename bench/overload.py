@@ -75,6 +75,9 @@ def report_phase(report: Report, phase: Phase) -> None:
     report.add(f"{name}: requests", len(phase.outcome.records), "requests")
     report.add(f"{name}: admitted", len(phase.admitted), "requests")
     report.add(f"{name}: refused", len(phase.refused), "requests")
+    late_ms = quantile([1e3 * record.lag_s for record in phase.outcome.records], 0.99)
+    if late_ms is not None:  # a client's own work for all its calls of a burst is in its figures
+        report.add(f"{name}: sent late, p99", late_ms, "ms")
     report.add(f"{name}: ended otherwise", len(phase.other), "requests", "<= 0")
     stalled = sum(record.stalls > 0 for record in phase.admitted)
     report.add(f"{name}: admitted streams that stalled", stalled, "streams", "<= 0")

@@ -9,9 +9,9 @@ from duplet_load.record import Record
 
 
 def record(outcome: str, *, rate: float = 60.0, stalls: int = 0, took_s: float = 0.02) -> Record:
-    return Record(
-        *(0, 100, 0.0), outcome=outcome, rows_per_second=rate, stalls=stalls, took_s=took_s
-    )
+    made = Record(0, 100, 0.0, outcome=outcome, rows_per_second=rate, stalls=stalls)
+    made.took_s, made.lag_s = took_s, 0.25
+    return made
 
 
 def judged(records: list[Record], prefilled: int) -> dict[str, float]:
@@ -25,6 +25,7 @@ def test_what_was_promised_is_counted() -> None:
     found = judged(good, prefilled=2)
     assert (found["admitted"], found["refused"], found["ended otherwise"]) == (2, 1, 0)
     assert found["refused after, p99"] == 41
+    assert found["sent late, p99"] == 250
     assert found["prompts computed for nobody"] == 0
     assert found["admitted streams that stalled"] == 0
     assert found["admitted streams below 42 rows/s"] == 0
