@@ -65,6 +65,8 @@ def test_a_row_is_the_same_in_any_company() -> None:
     together = launch_stream_weights(x, weight, tiles)
     alone = launch_stream_weights(x[4:5].contiguous(), weight, tiles)
     assert torch.equal(together[:, 4:5], alone)
+    apart = launch_stream_weights(x[1::2], weight, tiles)
+    assert torch.equal(together[:, 1::2], apart)
 
 
 def test_s2_pros_products_are_cut_as_measured() -> None:

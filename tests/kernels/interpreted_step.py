@@ -92,11 +92,12 @@ def test_draws_are_the_cpus(column: int, entries: int) -> None:
     logits = torch.randn((count, entries), generator=chance).mul_(2).round(decimals=1)
     halves = torch.stack((logits * 0.25, logits * 0.75))
     drawn = make_drawn(count, stop, 60, chance)
-    x = torch.full((count, 24), -1.0)
-    launch_draw(halves, entries, state, slots, column, drawn, x)
+    x = torch.full((2 * count, 24), -1.0)
+    launch_draw(halves, entries, state, slots, column, drawn, x[1::2])
     code = drawn.codes[:, max(0, column - 1)].long()
     assert drawn.code_embeddings is not None
-    assert torch.equal(x, drawn.code_embeddings[code].float())
+    assert torch.equal(x[1::2], drawn.code_embeddings[code].float())
+    assert (x[::2] == -1.0).all()
 
     draws = draws_of(state, slots)
     noise = all_noise(draws.seed, draws.position, torch.tensor([column, 11]), entries)

@@ -54,6 +54,9 @@ class GpuCodes:
         )
         self._streams = torch.arange(slots, dtype=torch.int32, device=output.device)
         self._own_page = self._streams[:, None].contiguous()
+        # The first pass takes two positions of each row, one after the other.
+        self._twice = self._streams.repeat_interleave(2)
+        self._first_positions = torch.arange(2 * slots, dtype=torch.int32, device=output.device) % 2
         self._positions = (
             torch.arange(config.codebooks, dtype=torch.int32, device=output.device)
             .repeat_interleave(slots)
@@ -62,14 +65,14 @@ class GpuCodes:
 
     def begin(self, hidden: Tensor) -> Tensor:
         """Queue the first pass's input for `hidden` [m, width of the backbone]: float32
-        [2 * m, width], its second half still to be written with the first codes' embeddings."""
+        [2 * m, width], each second row still to be written with its first code's embedding."""
         m = hidden.shape[0]
         x = hidden.new_empty(2 * m, self.embeddings.shape[1], dtype=torch.float32)
         if self._project is None:
-            x[:m] = hidden
+            x[::2] = hidden
         else:
             weight, bias = self._project
-            x[:m] = linear(hidden, weight).float().sum(0) + bias
+            x[::2] = linear(hidden, weight).float().sum(0) + bias
         return x
 
     def draw(self, x: Tensor, drawn: Drawn, state: StreamState, slots: Tensor) -> None:
@@ -84,18 +87,16 @@ class GpuCodes:
         for book in range(1, len(sizes)):
             places = self._row_places(book, m)
             out = self._stack.forward(x, self._kv, places, self._attend(places))
-            logits = logits_of(out[-m:], self._outputs[book])
+            logits = logits_of(out.view(m, -1, out.shape[1])[:, -1], self._outputs[book])
             x = x.new_empty(m, x.shape[1])
             following = x if book + 1 < len(sizes) else None
             launch_draw(logits, sizes[book], state, slots, book + 1, drawn, following)
 
     def _row_places(self, book: int, m: int) -> Places:
         """Positions of one pass; the first one takes positions 0 and 1 together."""
-        stream, position = self._streams[:m], self._positions[book, :m]
         if book == 1:
-            stream = torch.cat((stream, stream))
-            position = torch.cat((self._positions[0, :m], position))
-        return Places(self._own_page, stream, position)
+            return Places(self._own_page, self._twice[: 2 * m], self._first_positions[: 2 * m])
+        return Places(self._own_page, self._streams[:m], self._positions[book, :m])
 
     def _attend(self, places: Places) -> Attend:
         def attend(layer: int, query: Tensor) -> Tensor:

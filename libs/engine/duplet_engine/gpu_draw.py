@@ -170,6 +170,7 @@ def draw_entry(  # type: ignore[no-untyped-def]
     part_stride,
     logits_stride,
     codes_stride,
+    x_stride,
     width,
     stop_index,
     column,
@@ -190,8 +191,8 @@ def draw_entry(  # type: ignore[no-untyped-def]
         logits: float32 [PARTS, m, logits_stride], to be summed.
         slots: int32 [m]; seeds to recent are StreamState's.
         drawn, codes, broken: see `Drawn`; element column - 1 of codes is written.
-        embeddings: [CODES, width]; x: float32 [m, width], written with those of the codes where
-            WIDTH, `width` padded, is not 0.
+        embeddings: [CODES, width]; x: float32 [m, x_stride], its first `width` written with those
+            of the codes where WIDTH, `width` padded, is not 0.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -234,7 +235,7 @@ def draw_entry(  # type: ignore[no-untyped-def]
         item = tl.arange(0, WIDTH)
         there = item < width
         found = tl.load(embeddings + chosen.to(tl.int64) * width + item, mask=there, other=0.0)
-        tl.store(x + row.to(tl.int64) * width + item, found.to(tl.float32), mask=there)
+        tl.store(x + row.to(tl.int64) * x_stride + item, found.to(tl.float32), mask=there)
 
 
 def launch_draw(
@@ -252,7 +253,8 @@ def launch_draw(
         logits: float32 [parts, m, at least `entries`], to be summed.
         entries: entries to choose from, 2 to MOST_ENTRIES.
         column: 0 for the token, which is drawn again when it repeats; else the code's column.
-        x: float32 [m, width], written with the codes' embeddings; None where nobody reads them.
+        x: float32 [m, width], rows may lie apart, written with the codes' embeddings; None where
+            nobody reads them.
     """
     codes = drawn.codes
     block = triton.next_power_of_2(entries - 1)
@@ -276,6 +278,7 @@ def launch_draw(
         logits.stride(0),
         logits.stride(1),
         codes.stride(0),
+        0 if x is None else x.stride(0),
         width,
         drawn.stop_index,
         column,

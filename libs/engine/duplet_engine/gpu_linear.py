@@ -237,7 +237,7 @@ def launch_stream_weights(x: Tensor, weight: Tensor, tiles: Tiles, gated: bool =
     """Queue `stream_weights` on the current stream.
 
     Args:
-        x: [m, k], m at most `tiles.rows`.
+        x: [m, k], m at most `tiles.rows`; its rows may lie apart, whole 16 bytes.
         weight: [n, k] of the same dtype.
         tiles: from `choose_tiles`.
         gated: whether the weight's first half gates the second.

@@ -121,7 +121,7 @@ class GpuModel:
             launch_draw_wide(logits, self._entries, state, slots, drawn)
         else:
             x = codes.begin(hidden)
-            launch_draw(logits, self._entries, state, slots, 0, drawn, x[m:])
+            launch_draw(logits, self._entries, state, slots, 0, drawn, x[1::2])
             codes.draw(x, drawn, state, slots)
         return launch_advance(state, slots, drawn, self._drawn_ids, c.stop_id)
 
