@@ -27,7 +27,7 @@ SOME = ASKS[::4]
 FEW = ASKS[3::13]
 CANCELLED = [Ask(number) for number in range(1000, 1032)]
 AT_ONCE = 12
-PATIENT = {"DUPLET_LB_QUEUE_WAIT_MS": "60000"}
+PATIENT = {"DUPLET_LB_QUEUE_WAIT_MS": "60000", "DUPLET_LB_QUEUE_LIMIT": "64"}
 """These tests are about rows; nothing is refused because the machine is slow."""
 
 

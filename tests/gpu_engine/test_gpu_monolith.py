@@ -21,6 +21,7 @@ pytestmark = [
 
 SETTINGS = {
     "DUPLET_LB_QUEUE_WAIT_MS": "60000",
+    "DUPLET_LB_QUEUE_LIMIT": "64",
     "DUPLET_MONOLITH_POOL_PAGES": "8192",
     **model_settings("random:s2-pro"),
 }

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 PAIR = ("0", "1")
-PATIENT = {"DUPLET_LB_QUEUE_WAIT_MS": "60000"}
+PATIENT = {"DUPLET_LB_QUEUE_WAIT_MS": "60000", "DUPLET_LB_QUEUE_LIMIT": "64"}
 S2_PRO = {**PATIENT, **model_settings("random:s2-pro")}
 ASKS: list[Ask] = [RowAsk(number) for number in range(1, 33)]
 FEW = ASKS[:6]

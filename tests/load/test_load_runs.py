@@ -29,7 +29,8 @@ SHORT = ("--prompt-rows", "40", "90", "--output-rows", "5", "15")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unit() -> AsyncIterator[LiveUnit]:
-    async with live_unit({"DUPLET_LB_QUEUE_WAIT_MS": "5000"}) as started:
+    patient = {"DUPLET_LB_QUEUE_WAIT_MS": "5000", "DUPLET_LB_QUEUE_LIMIT": "64"}
+    async with live_unit(patient) as started:
         yield started
 
 

@@ -41,7 +41,7 @@ class Input(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
-    queue_limit: int = 64
+    queue_limit: int = 16
     queue_wait_ns: int = 20_000_000
     """A request that finds no credit waits for so long before it is refused."""
 

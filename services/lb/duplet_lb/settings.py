@@ -18,7 +18,7 @@ class LbSettings(ServiceSettings):
 
     listen: str = "127.0.0.1:50051"
     """Address of the public port; `unix:PATH` works too."""
-    queue_limit: int = Field(default=64, ge=0)
+    queue_limit: int = Field(default=16, ge=0)
     """Requests that may wait for a stream slot or pages."""
     queue_wait_ms: int = Field(default=20, ge=0)
     """Milliseconds a request waits before it is refused as overload."""
