@@ -1,8 +1,8 @@
 """Many gRPC calls at once from a client that costs nothing: their bytes are made beforehand.
 
-A client library needs most of a millisecond a call, which a burst's figures would have in them.
-Here the HTTP/2 frames of all calls stand ready, each connection's are written at once, and of what
-comes back only the ends of streams are looked at.
+A client needs about as long for a call as a server that refuses it, and a burst's figures would
+have that in them. Here the HTTP/2 frames of all calls stand ready, each connection's are written
+at once, and of what comes back only the ends of streams are looked at.
 """
 
 from __future__ import annotations
