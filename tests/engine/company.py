@@ -151,3 +151,21 @@ def all_noise(
 ) -> torch.Tensor:
     """A row's noise in some columns for every entry, [m, columns, entries]."""
     return gumbel_noise(noise_keys(seed, position, columns)[:, :, None], torch.arange(entries))
+
+
+class MadeUpBatch:
+    """A GPU's batch that counts its streams' rows and computes nothing."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        """How many each seq had."""
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        return tuple(self.rows)
+
+    def join(self, start: Start) -> None:
+        self.rows[start.seq] = 0
+
+    def leave(self, seq: int) -> None:
+        del self.rows[seq]

@@ -27,25 +27,10 @@ from duplet_core.ids import TransferId
 from duplet_engine.gpu_loop import StepLoop, run_normal, run_overlap
 from duplet_engine.tiny import TINY
 from duplet_pages.engine_config import EngineConfig
-from tests.engine.company import PLAIN, FakeLink
+from tests.engine.company import PLAIN, FakeLink, MadeUpBatch
 
 TRANSFER = TransferId("cd" * 16)
 RUNS = [run_normal, run_overlap]
-
-
-class MadeUpBatch:
-    def __init__(self) -> None:
-        self.streams: dict[int, int] = {}
-
-    @property
-    def seqs(self) -> tuple[int, ...]:
-        return tuple(self.streams)
-
-    def join(self, start: Start) -> None:
-        self.streams[start.seq] = 0
-
-    def leave(self, seq: int) -> None:
-        del self.streams[seq]
 
 
 @dataclass
@@ -79,8 +64,8 @@ class MadeUpEngine:
         seqs = batch.seqs
         numbers = []
         for seq in seqs:
-            batch.streams[seq] += 1
-            numbers.append(batch.streams[seq])
+            batch.rows[seq] += 1
+            numbers.append(batch.rows[seq])
         self.calls.append(("launch", seqs))
         return MadeUpFlight(seqs, numbers)
 

@@ -31,7 +31,7 @@ from duplet_core.ids import TransferId
 from duplet_engine.gpu_loop import run_normal, run_overlap
 from duplet_engine.tiny import TINY
 from duplet_pages.engine_config import EngineConfig
-from tests.engine.company import PLAIN
+from tests.engine.company import PLAIN, MadeUpBatch
 
 RUNS = [(run_normal, 0), (run_overlap, 1)]
 STEP_TICKS = 20
@@ -54,21 +54,6 @@ class Work:
     numbers: tuple[int, ...]
     launched: int
     done: int
-
-
-class Batch:
-    def __init__(self) -> None:
-        self.rows: dict[int, int] = {}
-
-    @property
-    def seqs(self) -> tuple[int, ...]:
-        return tuple(self.rows)
-
-    def join(self, start: Start) -> None:
-        self.rows[start.seq] = 0
-
-    def leave(self, seq: int) -> None:
-        del self.rows[seq]
 
 
 class World:
@@ -107,10 +92,10 @@ class World:
 
     # --- the GPU ----------------------------------------------------------------------
 
-    def new_batch(self) -> Batch:
-        return Batch()
+    def new_batch(self) -> MadeUpBatch:
+        return MadeUpBatch()
 
-    def launch_step(self, batch: Batch) -> Work:
+    def launch_step(self, batch: MadeUpBatch) -> Work:
         for seq in batch.rows:
             batch.rows[seq] += 1
         begin = max([self.tick, *(work.done for work in self.steps[-1:])])
