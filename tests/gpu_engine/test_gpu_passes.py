@@ -27,6 +27,10 @@ pytestmark = [
 
 DEVICE = "cuda"
 CACHED = 300
+PAGE_ROWS = 16
+TABLE_PAGES = -(-(CACHED + MOST_ROWS) // PAGE_ROWS)
+"""Of a prompt, so that the largest pass ends within it."""
+PROMPTS = 8
 PASSES: dict[str, list[Span]] = {
     "one row": [(0, CACHED, 1)],
     "a full graph": [(0, CACHED, 64)],
@@ -34,7 +38,7 @@ PASSES: dict[str, list[Span]] = {
     "cold": [(0, 0, 129)],
     "behind a prefix": [(0, CACHED, 204)],
     "the largest": [(0, CACHED, MOST_ROWS)],
-    "many prompts": [(table, CACHED * (table % 2), 7 + table) for table in range(8)],
+    "many prompts": [(table, CACHED * (table % 2), 7 + table) for table in range(PROMPTS)],
 }
 NEAR = 0.01
 """Of bfloat16 states, whose products may be summed in another order."""
@@ -55,7 +59,7 @@ def few_layers() -> ModelConfig:
         shape,
         backbone=replace(shape.backbone, layers=2),
         codebook_transformer=replace(small, layers=1),
-        longest_sequence=640,
+        longest_sequence=TABLE_PAGES * PAGE_ROWS,
     )
 
 
@@ -65,7 +69,13 @@ def engine() -> Iterator[GpuEngine]:
         config = few_layers()
         weights = random_weights(config, torch.device(DEVICE, 0), torch.bfloat16)
         settings = EngineConfig(
-            "prefill", model="tiny", dtype="bfloat16", pool_pages=320, slots=8, chunk_rows=512
+            "prefill",
+            model="tiny",
+            dtype="bfloat16",
+            pool_pages=PROMPTS * TABLE_PAGES,
+            page_rows=PAGE_ROWS,
+            slots=PROMPTS,
+            chunk_rows=MOST_ROWS,
         )
         engine = GpuEngine(settings, config, weights)
         yield engine
@@ -81,7 +91,7 @@ def run_pass(engine: GpuEngine, spans: list[Span], graphs: bool) -> Tensor:
     count = sum(rows for _, _, rows in spans)
     rows = torch.randint(0, 1024, (count, config.columns), generator=chance, dtype=torch.int32)
     rows[:, 0] += config.semantic_first
-    tables = torch.arange(8 * 40, dtype=torch.int32).view(8, 40)
+    tables = torch.arange(PROMPTS * TABLE_PAGES, dtype=torch.int32).view(PROMPTS, -1)
     kept = passes._graphs
     assert kept is not None and kept.holds(count)
     try:
