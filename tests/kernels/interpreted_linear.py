@@ -7,17 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from duplet_engine.gpu_linear import (
-    Gpu,
-    Tiles,
-    choose_tiles,
-    columns_ahead,
-    launch_stream_weights,
-)
+from duplet_engine.gpu_linear import columns_ahead, launch_stream_weights
 from duplet_engine.gpu_swiglu import gated_linear, launch_swiglu
+from duplet_engine.gpu_tiles import Gpu, Tiles, choose_tiles
 
 SMALL = Tiles(rows=16, out=32, inner=64, parts=1, stages=2, warps=4)
-H200 = Gpu(132, 227 * 1024)
+H200 = Gpu(132, 227 * 1024, (9, 0))
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,7 +99,7 @@ def test_s2_pros_products_are_cut_as_measured() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_is_under_way_fits_a_multiprocessor(m: int, shared_bytes: int, gated: bool) -> None:
     for n, k in ((6144, 2560), (64, 64), (4097, 1024), (2560, 9728)):
-        cut = choose_tiles(m, n, k, Gpu(170, shared_bytes), gated=gated)
+        cut = choose_tiles(m, n, k, Gpu(170, shared_bytes, (12, 0)), gated=gated)
         block_bytes = 2 * cut.inner * (cut.rows + cut.out * (2 if gated else 1))
         assert cut.stages >= 2
         assert cut.stages * block_bytes < shared_bytes

@@ -16,10 +16,11 @@ from duplet_engine.gpu_draw import draw_entry
 from duplet_engine.gpu_draw_wide import draw_wide
 from duplet_engine.gpu_embed import embed_rows
 from duplet_engine.gpu_heads import place_heads
-from duplet_engine.gpu_linear import Gpu, choose_tiles, stream_weights
+from duplet_engine.gpu_linear import stream_weights
 from duplet_engine.gpu_norm import add_norm
 from duplet_engine.gpu_state import advance
 from duplet_engine.gpu_swiglu import swiglu
+from duplet_engine.gpu_tiles import Gpu, choose_tiles
 from tests.kernels.test_kernels_compile import CAPABILITIES, assert_no_spills
 
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
@@ -172,7 +173,7 @@ def test_stream_weights(m: int, gated: bool, capability: int, tmp_path: Path) ->
     """S2-Pro's products, cut for each GPU's memory."""
     shared_bytes = SHARED_BYTES[capability]
     for n, k in ((19456, 2560),) if gated else ((6144, 2560), (2560, 9728)):
-        cut = choose_tiles(m, n, k, Gpu(132, shared_bytes), gated=gated)
+        cut = choose_tiles(m, n, k, Gpu(132, shared_bytes, divmod(capability, 10)), gated=gated)
         constants = {
             "BLOCK_ROWS": cut.rows,
             "BLOCK_OUT": cut.out,

@@ -15,13 +15,13 @@ kernel writes, or reads what others write, before all that were queued earlier a
 Before it waits it may read what stands still: weights, which nobody writes, and what was written
 at least two kernels earlier, as the rows' places are: while a kernel waits for the one before it,
 all that were queued before that one have ended. A product asks for its first weights then, so
-that they are near, in the GPU's L2 cache, when it begins.
+that they are near, in the GPU's L2 cache, when it begins; on Hopper it has them copied into its
+shared memory (`gpu_linear_hopper`).
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -29,57 +29,17 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
+from duplet_engine.gpu_linear_hopper import launch_early_weights
+from duplet_engine.gpu_tiles import Gpu, Tiles, choose_tiles
+
+Launch = Callable[[Tensor, Tensor, Tiles, bool], Tensor]
+"""Queues a product of x, its weight, tiles and whether it is gated, as `launch_stream_weights`."""
+
 _MOST_ROWS = 128
 """With more rows cuBLAS was as fast for S2-Pro's shapes on an H200."""
-_MOST_STAGES = 8
-_MOST_PARTS = 8
-_LEAST_BLOCKS = 4
-"""Blocks of k in a part."""
-_ROOMY_BYTES = 200 * 1024
-"""Shared memory from which on a gated product of many rows is cut into large blocks."""
-_SPARE_BYTES = 1024
-"""Of a program's shared memory, left for barriers."""
 _AHEAD_BYTES = 32 * 1024
 """Of its weights, what a program asks for before it waits. With three times as much a block of
 S2-Pro's was slower on an H200: what follows queues behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """What a product is cut for."""
-
-    processors: int
-    """Multiprocessors."""
-    shared_bytes: int
-    """Shared memory that one program may have."""
-
-    @staticmethod
-    def of(x: Tensor) -> Gpu:
-        """The one that a tensor is on."""
-        return _gpu(x.device.index)
-
-
-@functools.cache
-def _gpu(ordinal: int) -> Gpu:
-    """Asked once: the driver takes a millisecond to answer, and a pass has 150 products."""
-    found = triton.runtime.driver.active.utils.get_device_properties(ordinal)
-    return Gpu(int(found["multiprocessor_count"]), int(found["max_shared_mem"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How a product is cut."""
-
-    rows: int
-    """Of x, padded to a power of two, at least 16."""
-    out: int
-    """Rows of the weight that a program takes, and as many of the other half where it is gated."""
-    inner: int
-    """Columns of one block of k."""
-    parts: int
-    stages: int
-    """Blocks of k that are under way at a time."""
-    warps: int
 
 
 @triton.jit
@@ -161,43 +121,6 @@ def stream_weights(  # type: ignore[no-untyped-def]
     tl.store(place, tl.trans(total).to(out.dtype.element_ty), mask=real)
 
 
-def choose_tiles(
-    m: int,
-    n: int,
-    k: int,
-    gpu: Gpu,
-    *,
-    gated: bool = False,
-) -> Tiles:
-    """The cut that was fastest for S2-Pro's shapes on an H200, alone and within a block.
-
-    A weight with few rows is cut into as many parts as there are processors for. One with more
-    is read by two programs a processor, that one may read while the other begins or ends, where
-    that was seen to help: with up to 16 rows of x, and with 33 to 64.
-
-    Args:
-        m: rows of x, at most 128. n: rows of the weight. k: columns.
-        gpu: what it is cut for.
-        gated: whether the weight's first half gates the second.
-    """
-    rows = max(16, triton.next_power_of_2(m))
-    out, inner = 64, 128
-    blocks = triton.cdiv(n // 2 if gated else n, out)
-    beside = 2 if 2 * blocks > gpu.processors and rows in (16, 64) else 1
-    if gated:
-        parts = 1
-        if rows == 128 and gpu.shared_bytes >= _ROOMY_BYTES:
-            out = 128
-    else:
-        parts = min(beside * gpu.processors // blocks, k // inner // _LEAST_BLOCKS, _MOST_PARTS)
-    if (gated and rows >= 64) or (parts > 1 and beside == 1 and rows == 64):
-        inner = 64
-    block_bytes = 2 * inner * (rows + (2 * out if gated else out))
-    stages = (gpu.shared_bytes // beside - _SPARE_BYTES) // block_bytes
-    warps = 8 if out == 128 else 4
-    return Tiles(rows, out, inner, max(1, parts), max(2, min(_MOST_STAGES, stages)), warps)
-
-
 def columns_ahead(share: int, k: int, rows: int) -> int:
     """Half of the columns that a program asks for of each of its `rows` rows: `_AHEAD_BYTES` of
     bfloat16 in all, no more than its part's `share` of `k`, in pieces of 16 bytes."""
@@ -207,6 +130,23 @@ def columns_ahead(share: int, k: int, rows: int) -> int:
 def streams(x: Tensor, weight: Tensor) -> bool:
     """Whether a product's weights are streamed; the copies take whole 16 bytes."""
     return x.shape[0] <= _MOST_ROWS and x.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
+
+
+def launcher_of(gpu: Gpu) -> Launch:
+    """What streams weights on a GPU. `early_weights` multiplies with wgmma, which compute
+    capability 9.0 has and no other, before or since; it needs Triton 3.6 or newer."""
+    return launch_early_weights if gpu.capability == (9, 0) else launch_stream_weights
+
+
+def stream(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
+    """Queue a product that `streams` on the current stream, in the form of the GPU at hand.
+
+    Args, result: as of `launch_stream_weights`.
+    """
+    gpu = Gpu.of(x)
+    n, k = weight.shape
+    tiles = choose_tiles(x.shape[0], n, k, gpu, gated=gated)
+    return launcher_of(gpu)(x, weight, tiles, gated)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -221,9 +161,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     if not streams(x, weight):
         return torch.mm(x, weight.t())[None]
-    n, k = weight.shape
-    tiles = choose_tiles(x.shape[0], n, k, Gpu.of(x))
-    return launch_stream_weights(x, weight, tiles)
+    return stream(x, weight)
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -238,7 +176,7 @@ def launch_stream_weights(x: Tensor, weight: Tensor, tiles: Tiles, gated: bool =
 
     Args:
         x: [m, k], m at most `tiles.rows`; its rows may lie apart, whole 16 bytes.
-        weight: [n, k] of the same dtype.
+        weight: [n, k] of the same dtype, written at least two kernels earlier.
         tiles: from `choose_tiles`.
         gated: whether the weight's first half gates the second.
 
@@ -247,11 +185,8 @@ def launch_stream_weights(x: Tensor, weight: Tensor, tiles: Tiles, gated: bool =
     """
     m, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
-    if gated:
-        out = x.new_empty(m, n)
-    else:
-        out = x.new_empty(tiles.parts, m, n, dtype=torch.float32)
-    share = triton.cdiv(triton.cdiv(k, tiles.inner), tiles.parts) * tiles.inner
+    out = tiles.new_out(x, n, gated)
+    share = tiles.share(k)
     stream_weights[(triton.cdiv(n, tiles.out), tiles.parts)](
         TensorDescriptor.from_tensor(x, [tiles.rows, tiles.inner]),
         TensorDescriptor.from_tensor(weight, [tiles.out, tiles.inner]),

@@ -10,7 +10,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from duplet_engine.gpu_linear import Gpu, choose_tiles, follow, launch_stream_weights, streams
+from duplet_engine.gpu_linear import follow, stream, streams
 
 _BLOCK = 1024
 
@@ -61,6 +61,4 @@ def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     if not streams(x, weight):
         return launch_swiglu(torch.mm(x, weight.t()))
-    n, k = weight.shape
-    tiles = choose_tiles(x.shape[0], n, k, Gpu.of(x), gated=True)
-    return launch_stream_weights(x, weight, tiles, gated=True)
+    return stream(x, weight, gated=True)
