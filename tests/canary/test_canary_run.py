@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,3 +155,46 @@ async def test_listeners_hear_the_rows_of_the_built_in_model(spec: ModelSpec) ->
     assert heard.errors > 3
     assert heard.voice in load_voices().names
     assert silence.voice == ""
+
+
+def listening_processes() -> list[int]:
+    """Pids of this process's listeners; its other child keeps track of resources."""
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+    return [
+        int(pid)
+        for pid in children.split()
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+async def test_a_killed_listener_is_told_in_words(spec: ModelSpec) -> None:
+    nothing = np.empty((0, 11), np.int32)
+    async with EarPool(RecogniserName.PHONEMES, spec, 1) as ear:
+        await ear.hear(nothing, "Good morning.")
+        (listener,) = listening_processes()
+        os.kill(listener, signal.SIGTERM)
+        with pytest.raises(Unavailable, match="a listening process was killed"):
+            await ear.hear(nothing, "Good morning.")
+
+
+KILLED_WHILE_IT_LISTENS = """
+import asyncio, os, pickle, signal, sys
+import numpy as np
+from duplet_canary.ear import EarPool
+from duplet_canary.recognisers import RecogniserName
+
+async def listen():
+    spec = pickle.loads(bytes.fromhex(sys.argv[1]))
+    async with EarPool(RecogniserName.PHONEMES, spec, 1) as ear:
+        await ear.hear(np.empty((0, 11), np.int32), "Good morning.")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(listen())
+"""
+
+
+def test_no_listener_outlives_a_killed_canary(spec: ModelSpec) -> None:
+    """One that does has stdout open, and its end is not seen."""
+    command = [sys.executable, "-c", KILLED_WHILE_IT_LISTENS, pickle.dumps(spec).hex()]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()

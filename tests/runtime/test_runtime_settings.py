@@ -97,7 +97,8 @@ def test_the_monoliths_variables_are_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_own_field_needs_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUPLET_LISTEN", "x")
-    assert "DUPLET_LISTEN: no such setting" in problem(LbLike)
+    assert "DUPLET_LISTEN: no such setting; did you mean DUPLET_LB_LISTEN?" in problem(LbLike)
+    assert problem(DecodeLike) == "DUPLET_LISTEN: no such setting", "nothing of its own is near"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,14 @@ def test_file_and_its_mistakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "listten" in problem(LbLike)
     load_settings(DecodeLike)
     file.write_text("log_levle = 1\n")
-    assert "log_levle" in problem(DecodeLike)
+    assert "log_levle: no such setting; did you mean log_level?" in problem(DecodeLike)
+    file.write_text("[decod]\nlog_level = 1\n")
+    assert "decod: no such setting; did you mean [decode]?" in problem(DecodeLike)
+    file.write_text('listen = "a:1"\n')
+    assert "listen: no such setting; it belongs into [lb]" in problem(LbLike)
+    monkeypatch.delenv("DUPLET_LOG_LEVEL")
+    file.write_text('log_level = "loud"\n')
+    assert problem(DecodeLike).startswith(f"{file}: log_level: ")
     file.write_text("log_level =\n")
     assert str(file) in problem(DecodeLike)
     file.unlink()

@@ -305,7 +305,8 @@ def test_a_unit_without_a_model_takes_no_text(lb: Lb) -> None:
 
 
 def test_drain_says_how_many_still_run(lb: Lb) -> None:
-    assert lb.duplet("drain").stdout == "draining; 3 streams run\n"
+    told = lb.duplet("drain").stdout
+    assert told == "draining; 3 streams run; lb takes nothing until it is started again\n"
 
 
 async def test_demo_asks_every_text_in_every_voice(lb: Lb, tmp_path: Path) -> None:

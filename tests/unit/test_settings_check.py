@@ -40,6 +40,15 @@ def test_what_all_services_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
+def test_what_one_service_knows_better_is_said_by_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DUPLET_SLOTS", "4")
+    assert find_problems(UNIT) == [
+        "decode: DUPLET_SLOTS: no such setting; did you mean DUPLET_DECODE_SLOTS?"
+    ]
+
+
 def test_a_services_own_problem_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUPLET_LB_LISTEN", "127.0.0.1:115587")
     (problem,) = find_problems(UNIT)

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import signal
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplet_canary.recognisers import RecogniserName, make_recogniser
+from duplet_core.errors import Reason, Unavailable
 from duplet_pages.spec import ModelSpec
+from duplet_runtime.fate import die_with_parent
 
 if TYPE_CHECKING:
     # Loaded by the listening processes alone.
@@ -64,7 +67,18 @@ class EarPool:
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     async def hear(self, rows: NDArray[np.int32], text: str) -> Heard:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _hear, rows, text)
+        """As `Ear.hear`. Called in the process's main thread, on which listeners' lives depend.
+
+        Raises:
+            Unavailable: ENGINE_FAILED; a listening process is gone, and with it all of them.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, _hear, rows, text)
+        except BrokenProcessPool as error:
+            raise Unavailable(
+                Reason.ENGINE_FAILED, "a listening process was killed, or could not start"
+            ) from error
 
 
 _listener: Listener | None = None
@@ -74,6 +88,7 @@ _listener: Listener | None = None
 def _start_listener(recogniser: RecogniserName, spec: ModelSpec) -> None:
     """First thing in a listening process. Ctrl-C is its parent's, who still needs it."""
     global _listener
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import duplet_models
     from duplet_canary.listener import Listener

@@ -209,10 +209,19 @@ def _unknown_variables(kind: type[ServiceSettings], environ: Mapping[str, str]) 
     others = (name for name in SERVICE_NAMES if name != kind.role)
     other_prefixes = tuple(f"{PREFIX}{name.upper()}_" for name in others)
     return [
-        f"{name}: no such setting{_suggest(name, known)}"
+        f"{name}: no such setting{_suggest_variable(kind, name, known)}"
         for name in sorted(environ)
         if name.startswith(PREFIX) and name not in known and not name.startswith(other_prefixes)
     ]
+
+
+def _suggest_variable(kind: type[ServiceSettings], name: str, known: Iterable[str]) -> str:
+    """What was meant, as far as it can be told; what all names begin with tells nothing."""
+    bare = name.removeprefix(PREFIX)
+    if bare.lower() in kind.model_fields:
+        return f"; did you mean {PREFIX}{kind.role.upper()}_{bare}?"
+    close = difflib.get_close_matches(bare, sorted(k.removeprefix(PREFIX) for k in known), n=1)
+    return f"; did you mean {PREFIX}{close[0]}?" if close else ""
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
@@ -235,18 +244,28 @@ def _read_file(kind: type[ServiceSettings]) -> dict[str, Any]:
         content.pop(role, None)
     if not isinstance(own, dict):
         raise SettingsError(f"{name}: {kind.role} must be a table")
+    shared = ServiceSettings.model_fields
+    at_top = {field: field for field in shared} | {role: f"[{role}]" for role in SERVICE_NAMES}
     _refuse(
         [
-            f"{name}: {key}: no such setting{_suggest(key, known)}"
-            for keys, known in (
-                (content, list(ServiceSettings.model_fields)),
-                (own, list(kind.model_fields)),
-            )
-            for key in sorted(keys)
-            if key not in known
+            f"{name}: {key}: no such setting{_suggest_key(kind, key, at_top)}"
+            for key in sorted(content)
+            if key not in shared
+        ]
+        + [
+            f"{name}: [{kind.role}] {key}: no such setting{_suggest(key, kind.model_fields)}"
+            for key in sorted(own)
+            if key not in kind.model_fields
         ]
     )
     return {**content, **own}
+
+
+def _suggest_key(kind: type[ServiceSettings], key: str, at_top: Mapping[str, str]) -> str:
+    if key in kind.model_fields:
+        return f"; it belongs into [{kind.role}]"
+    close = difflib.get_close_matches(key, sorted(at_top), n=1)
+    return f"; did you mean {at_top[close[0]]}?" if close else ""
 
 
 def _source_of(kind: type[ServiceSettings], field: str) -> str:
@@ -254,4 +273,6 @@ def _source_of(kind: type[ServiceSettings], field: str) -> str:
     for name in (f"{PREFIX}{kind.role}_{field}".upper(), f"{PREFIX}{field}".upper()):
         if name in os.environ:
             return name
+    if field in _read_file(kind):
+        return f"{os.environ[CONFIG_VARIABLE]}: {field}"
     return field

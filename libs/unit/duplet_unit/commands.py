@@ -255,7 +255,7 @@ def waterfall(
     file: Annotated[
         typer.FileText | None,
         typer.Argument(
-            help="Lines of JSON: of `duplet generate --json`, or the requests of `duplet bench "
+            help="Lines of JSON: of `duplet generate --json`, or requests.jsonl of `duplet bench "
             "--out`; - is stdin. Default: send one."
         ),
     ] = None,
@@ -287,7 +287,11 @@ def drain(address: Address = DEFAULT_LISTEN, as_json: Json = False) -> None:
             return await client.drain()
 
     live = run(work(), as_json=as_json)
-    print(json.dumps({"live_streams": live}) if as_json else f"draining; {live} streams run")
+    print(
+        json.dumps({"live_streams": live})
+        if as_json
+        else f"draining; {live} streams run; lb takes nothing until it is started again"
+    )
 
 
 add_speaking_commands(app)

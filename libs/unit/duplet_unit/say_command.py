@@ -61,7 +61,7 @@ def say_command(
         show_voices()
         return
     if (text is None) == (file is None):
-        raise typer.BadParameter("give either TEXT or --file FILE")
+        raise typer.BadParameter("give either TEXT or --file FILE; --file - is stdin")
     if out is None and not play and not stream:
         raise typer.BadParameter("say where to: -o FILE, --play or --stream")
     if stream and as_json:

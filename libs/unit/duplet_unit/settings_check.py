@@ -64,10 +64,11 @@ def find_problems(names: Sequence[str]) -> list[str]:
             continue
         for warning in loaded[name].warnings():
             print(f"duplet: warning: {name}: {warning}", file=sys.stderr)
-    # What all of them say is nobody's own.
+    # What all of them say is nobody's own; what one knows better, the others need not say.
     own = [
         line if len(said) == len(names) else f"{', '.join(said)}: {line}"
         for line, said in problems.items()
+        if not any(other.startswith(f"{line};") for other in problems)
     ]
     return [*own, *_shared_ports(loaded), *_differences(loaded), *_missing_gpus(loaded)]
 
