@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from duplet_core.timeline import BESIDE_SPANS, CUT, NETWORK, SEGMENTS, SERVICES
 from duplet_decode.__main__ import CONDITIONS as OF_DECODE
 from duplet_kvproxy.__main__ import CONDITIONS as OF_KVPROXY
 from duplet_lb.__main__ import CONDITIONS as OF_LB
@@ -36,6 +37,16 @@ def quoted(cells: list[str]) -> list[str]:
 def test_every_health_name_is_explained() -> None:
     conditions = {*OF_LB, *OF_PREFILL, *OF_DECODE, *OF_KVPROXY}
     assert set(quoted(first_cells("name"))) == {LIVE, READY, OPEN, *conditions}
+
+
+def test_every_segment_of_a_timeline_is_explained() -> None:
+    text = PAGE.split("| segment | of |", 1)[1].split("###", 1)[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    assert [(name.strip(" `"), of.strip()) for name, of in rows] == list(
+        zip(SEGMENTS, SERVICES, strict=True)
+    )
+    for name in (*(span[0] for span in BESIDE_SPANS), CUT, NETWORK):
+        assert f"`{name}`" in text
 
 
 @pytest.mark.parametrize("event", quoted(first_cells("event")))
