@@ -28,6 +28,7 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt $(PROJECTS)
 	  done; \
 	  [ -x $(BIN)/python ] || { echo "no working Python >= 3.11 found; set PYTHON=…" >&2; exit 1; }; \
 	fi
+	@echo "installing into .venv: this takes some minutes"
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
 	$(BIN)/python -m pip install -q --no-build-isolation -r requirements.txt -r requirements-dev.txt
 	@touch $@

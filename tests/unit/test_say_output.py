@@ -108,6 +108,14 @@ async def test_a_full_disk_is_named() -> None:
     assert caught.value.reason is Reason.CANCELLED
 
 
+@pytest.mark.parametrize("name", ["x.mp3", "x.OGG"])
+async def test_a_wav_file_is_not_called_something_else(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"{name}: what is written is WAV; name it x\.wav"):
+        async with wav_file(tmp_path / name):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_wav_file_cannot_be_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidInput, match=r"pipe is no file, .* --stream writes raw"):

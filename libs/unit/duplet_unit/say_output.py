@@ -31,6 +31,8 @@ PLAYERS: Final = (
     ("play", "-q", "-t", "raw", "-e", "signed", "-b", "16", "-r", str(SAMPLE_RATE), "-c", "1", "-"),
 )
 """Of PipeWire, PulseAudio, ALSA and SoX, the first that is installed; all read raw stdin."""
+OTHER_FORMATS: Final = (".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aiff")
+"""What a file of these names should hold is not written here."""
 _PLAYER_END_S: Final = 5.0
 """After its stdin has ended and its last samples have been played."""
 
@@ -43,9 +45,14 @@ async def wav_file(path: Path) -> AsyncIterator[Write]:
     link beside what it leads to, and that is said; `path` is then as it was before.
 
     Raises:
-        InvalidInput: INVALID_REQUEST; there can be no such file, or it is a pipe.
+        InvalidInput: INVALID_REQUEST; there can be no such file, it is a pipe, or its name
+            promises another format.
         Unavailable: CANCELLED; it cannot be written any further.
     """
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise InvalidInput(
+            Reason.INVALID_REQUEST, f"out: {path}: what is written is WAV; name it {path.stem}.wav"
+        )
     if path.is_fifo():  # Opening one would wait for its reader.
         raise _no_wav(path)
     spoken = whole = False
