@@ -107,7 +107,7 @@ def test_two_directories_may_hold_one_model(
 ) -> None:
     for role in ("prefill", "decode"):
         (tmp_path / role).mkdir()
-        (tmp_path / role / "config.json").touch()
+        (tmp_path / role / "config.json").write_text("{}")
         monkeypatch.setenv(f"DUPLET_{role.upper()}_MODEL", str(tmp_path / role))
     assert find_problems(UNIT) == []
 
@@ -179,6 +179,34 @@ def test_up_starts_nothing_with_bad_settings(
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("duplet: USAGE: ") and told in line
+    assert not list(run_dir.glob("logs/*"))
+
+
+UNREADABLE = {
+    "empty": (b"", "is no JSON: Expecting value"),
+    "cut": (b'{"n_layer": 2', "is no JSON: Expecting ',' delimiter"),
+    "weights": (b"\x80\x02}q\x00.", "is no JSON: "),
+    "endless": (b"[" * 100_000, "is no JSON: "),
+    "list": (b"[1, 2]", "is no JSON object"),
+    "broken disk": (None, "cannot be read: Input/output error"),
+}
+
+
+@pytest.mark.parametrize("kind", list(UNREADABLE))
+def test_up_starts_nothing_where_config_json_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    model, run_dir = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    config = model / "config.json"
+    content, told = UNREADABLE[kind]
+    if content is None:
+        config.symlink_to("/proc/self/mem")  # a regular file whose first byte cannot be read
+    else:
+        config.write_bytes(content)
+    listening = ["--listen", free_local_address(), "--run-dir", str(run_dir)]
+    done = CliRunner().invoke(app, ["up", *listening, "--model", str(model)])
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"duplet: USAGE: --model: '{config}' {told}")
     assert not list(run_dir.glob("logs/*"))
 
 

@@ -57,6 +57,23 @@ def check_model(model: str) -> None:
         )
     if not has_config:
         raise ValueError(f"{model!r} is no checkpoint's directory: it has no {_CONFIG}")
+    _check_config(Path(model) / _CONFIG)
+
+
+def _check_config(path: Path) -> None:
+    """Whether the file is a JSON object; what it must hold the engine knows.
+
+    Raises:
+        ValueError: it is none, or cannot be read.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:  # others' files, or a broken disk
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # no JSON, no Unicode, or nested without end
+        raise ValueError(f"{str(path)!r} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{str(path)!r} is no JSON object")
 
 
 @dataclass(frozen=True, slots=True)
