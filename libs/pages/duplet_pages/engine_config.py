@@ -67,12 +67,12 @@ def _check_config(path: Path) -> None:
         ValueError: it is none, or cannot be read.
     """
     try:
-        config = json.loads(path.read_bytes())
+        is_object = isinstance(json.loads(path.read_bytes()), dict)
     except OSError as error:  # others' files, or a broken disk
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # no JSON, no Unicode, or nested without end
         raise ValueError(f"{str(path)!r} is no JSON: {error}") from error
-    if not isinstance(config, dict):
+    if not is_object:
         raise ValueError(f"{str(path)!r} is no JSON object")
 
 
