@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -153,27 +154,49 @@ def attention_fraction(bandwidth: float, streams: int) -> float:
     return pool.pages * pool.page_bytes / time_ms(graph.replay, 20) / bandwidth
 
 
+def backbone_alone(config: ModelConfig) -> ModelConfig:
+    """A plain language model of the backbone's shape."""
+    return replace(
+        config,
+        codebook_transformer=None,
+        scaled_embeddings=False,
+        codebooks=0,
+        codebook_entries=0,
+        codebook_sizes=(),
+        semantic_first=0,
+        semantic_last=0,
+    )
+
+
+def make_rows(config: ModelConfig) -> np.ndarray:
+    """int32 [PROMPT_ROWS, columns], semantic, or tokens of a plain language model."""
+    chance = np.random.default_rng(0)
+    if not config.codebooks:
+        return chance.integers(0, 1000, (PROMPT_ROWS, 1)).astype("<i4")
+    sizes = np.minimum(config.codebook_sizes, 1024)
+    codes = chance.integers(0, sizes, (PROMPT_ROWS, config.codebooks))
+    rows = np.concatenate((config.semantic_first + codes[:, :1], codes), axis=1)
+    return rows.astype("<i4")
+
+
 class Bench:
     """An engine with random weights and prompts for it. Owns the engine until `close`."""
 
-    def __init__(self, slots: int) -> None:
-        weights = random_weights(MODEL, DEVICE, DTYPES[DTYPE])
+    def __init__(self, slots: int, model: ModelConfig) -> None:
+        weights = random_weights(model, DEVICE, DTYPES[DTYPE])
+        self._model = model
         config = EngineConfig(
             "monolith",
             device="cuda",
-            model=MODEL.name,
+            model=model.name,
             dtype=DTYPE,
             pool_pages=slots * STREAM_PAGES,
             page_rows=PAGE_ROWS,
             slots=slots,
             chunk_rows=-(-PROMPT_ROWS // PAGE_ROWS) * PAGE_ROWS,
         )
-        self.engine = GpuEngine(config, MODEL, weights)
-        chance = np.random.default_rng(0)
-        sizes = np.minimum(MODEL.codebook_sizes, 1024)
-        codes = chance.integers(0, sizes, (PROMPT_ROWS, MODEL.codebooks))
-        rows = np.concatenate((MODEL.semantic_first + codes[:, :1], codes), axis=1)
-        self._rows = rows.astype("<i4")
+        self.engine = GpuEngine(config, model, weights)
+        self._rows = make_rows(model)
 
     def sampling(self, seed: int) -> Sampling:
         """The defaults of S2-Pro."""
@@ -192,7 +215,7 @@ class Bench:
         pages = tuple(range(-(-PROMPT_ROWS // PAGE_ROWS)))
         start = Start(0, pages, self._rows.tobytes(), cached_rows, 0, self.sampling(1))
         c = self.engine.config
-        row = self.engine.prefill_chunk(open_prefill(MODEL, start, PAGE_ROWS, c.pool_pages))
+        row = self.engine.prefill_chunk(open_prefill(self._model, start, PAGE_ROWS, c.pool_pages))
         assert row is not None
         return row
 
@@ -243,7 +266,7 @@ class Measuring:
     def bench(self) -> Bench:
         """Built when it is first asked for."""
         if self._bench is None:
-            self._bench = Bench(max(STREAMS))
+            self._bench = Bench(max(STREAMS), MODEL)
             print(self._bench.engine.statement, flush=True)
         return self._bench
 
@@ -309,15 +332,24 @@ class Measuring:
             self.tell("start_to_ready_s", start_to_ready_s(folder), "s", "<= 30")
 
     def peer(self) -> None:
-        """transformers at as many streams, without codebooks, which our step draws as well."""
-        bench = self.bench
-        bench.join(MANY, PEER_ROWS)
-        own_ms = time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
+        """transformers at as many streams, beside our whole step, which draws codebooks as well,
+        and beside our step of as much as transformers computes."""
+        own_ms = self._step_ms()
+        self.close()
+        self._bench = Bench(MANY, backbone_alone(MODEL))
+        alone_ms = self._step_ms()
         self.close()
         peer_ms = transformers_step_ms(MODEL, MANY, PEER_ROWS)
         self.tell(f"decode_step_{MANY}x1536_ms", own_ms, "ms")
+        self.tell(f"backbone_step_{MANY}x1536_ms", alone_ms, "ms")
         self.tell(f"transformers_step_{MANY}x1536_ms", peer_ms, "ms")
         self.tell("decode_vs_transformers_ratio", peer_ms / own_ms, "ratio", ">= 8")
+        self.tell("backbone_vs_transformers_ratio", peer_ms / alone_ms, "ratio")
+
+    def _step_ms(self) -> float:
+        bench = self.bench
+        bench.join(MANY, PEER_ROWS)
+        return time_ms(lambda: bench.engine.launch_step(bench.batch), STEPS)
 
 
 PARTS: dict[str, Callable[[Measuring], None]] = {

@@ -73,7 +73,7 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "no time left" not in said
     assert "[" in said and "prefix_hit_over_cold_ratio 1 ratio <= 0.35" in said
     cases = [result.case for result in report.results]
-    assert len(cases) == len(set(cases)) == 18
+    assert len(cases) == len(set(cases)) == 20
     assert (tmp_path / "decode_step.md").read_text().count("\n| ") == len(cases) + 2
 
 
