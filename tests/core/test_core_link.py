@@ -9,8 +9,10 @@ import pytest
 from duplet_core.effects import (
     Close,
     Effect,
+    Event,
     InstanceDied,
     LifelineUp,
+    OtherVersion,
     Received,
     Send,
     SetHealth,
@@ -76,6 +78,47 @@ def test_a_dialer_refuses_another_version_too() -> None:
     effects = decode.feed(Received(Role.KVPROXY, 1, said))
     assert refusal(effects) is Reason.VERSION_MISMATCH
     assert decode.machine.links[Role.KVPROXY].pending is None
+
+
+def protocol_health(effects: list[Effect]) -> list[SetHealth]:
+    return [h for h in pick(effects, SetHealth) if h.name.startswith("protocol.")]
+
+
+@pytest.mark.parametrize("on_lifeline", [False, True])
+@pytest.mark.parametrize(
+    ("driver", "peer"),
+    [(WriterDriver, Role.PREFILL), (WriterDriver, Role.DECODE), (DecodeDriver, Role.LB)],
+)
+def test_health_says_that_a_peer_of_another_version_was_refused(
+    driver: type[Any], peer: Role, on_lifeline: bool
+) -> None:
+    """Until one comes that speaks ours; while one has the stream, nothing is missing."""
+    machine = driver(connected=False)
+    name = f"protocol.{peer}"
+    words = f"{peer} speaks transfer protocol 2, its peer speaks {PROTOCOL_VERSION}"
+
+    def refuse(number: int) -> list[SetHealth]:
+        if on_lifeline:
+            event: Event = OtherVersion(peer, 2)
+        else:
+            event = Received(peer, number, hello(peer, STRANGER, number, version=2))
+        effects: list[Effect] = machine.feed(event)
+        assert counted(effects, "hellos_refused") == 1
+        return protocol_health(effects)
+
+    assert refuse(100) == [SetHealth(name, False, words)]
+    spoken = f"{peer} speaks transfer protocol {PROTOCOL_VERSION}"
+    assert protocol_health(machine.connect(peer)) == [SetHealth(name, True, spoken)]
+    assert refuse(101) == []
+    assert protocol_health(machine.lose(peer)) == []
+    assert refuse(102) == [SetHealth(name, False, words)]
+    assert protocol_health(machine.connect(peer)) == [SetHealth(name, True, spoken)]
+
+
+def test_whom_we_dial_is_told_by_its_own_condition() -> None:
+    decode = DecodeDriver(connected=False)
+    assert protocol_health(decode.feed(OtherVersion(Role.KVPROXY, 2))) == []
+    assert protocol_health(decode.connect(Role.KVPROXY)) == []
 
 
 def peer_health(effects: list[Effect]) -> list[tuple[bool, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from duplet_core.ids import Role
 from duplet_core.timeline import BESIDE_SPANS, CUT, NETWORK, SEGMENTS, SERVICES
 from duplet_decode.__main__ import CONDITIONS as OF_DECODE
 from duplet_kvproxy.__main__ import CONDITIONS as OF_KVPROXY
@@ -35,7 +36,8 @@ def quoted(cells: list[str]) -> list[str]:
 
 
 def test_every_health_name_is_explained() -> None:
-    conditions = {*OF_LB, *OF_PREFILL, *OF_DECODE, *OF_KVPROXY}
+    accepted = {f"protocol.{peer}" for peer in (Role.PREFILL, Role.DECODE, Role.LB)}
+    conditions = {*OF_LB, *OF_PREFILL, *OF_DECODE, *OF_KVPROXY, *accepted}
     assert set(quoted(first_cells("name"))) == {LIVE, READY, OPEN, *conditions}
 
 

@@ -93,7 +93,7 @@ async def test_registration_then_death_of_every_process(
     (io, io_fd), (engine, engine_fd) = child(), child()
     before = open_fds()
     near, far = record(), record()
-    server = LifelineServer(path, lock, OWN, far.take, far.take)
+    server = LifelineServer(path, lock, OWN, far.take, far.take, far.take)
     assert path.stat().st_mode & 0o777 == 0o600
     pool = os.memfd_create("pool")
     os.write(pool, b"kv")
@@ -147,7 +147,7 @@ async def test_second_registration_replaces_the_socket_only(
     process, pidfd = child()
     far = record()
     before = open_fds()
-    server = LifelineServer(path, lock, OWN, far.take, far.take)
+    server = LifelineServer(path, lock, OWN, far.take, far.take, far.take)
     with connect(path) as first, connect(path) as second:
         send_registration(first, Role.DECODE, DECODE, {"io": pidfd})
         await take_answer(first)
@@ -201,7 +201,8 @@ async def main():
     lock = await hold_lock(run_dir / "kvproxy.lock", lambda pid: print("waiting", flush=True))
     instance = InstanceId(secrets.token_hex(16))
     server = LifelineServer(
-        run_dir / "lifeline.sock", lock, instance, lambda peer: True, lambda role, one: None
+        run_dir / "lifeline.sock", lock, instance, lambda peer: True, lambda role, one: None,
+        lambda role, version: None,
     )
     print(instance, flush=True)
     await asyncio.Event().wait()
@@ -244,7 +245,13 @@ BAD: dict[str, tuple[bytes, list[str]]] = {
     "junk": (b"\xff{", ["pidfd"]),
     "too long": (b"x" * (MESSAGE_BYTES + 1), ["pidfd"]),
     "wrong version": (message(version=PROTOCOL_VERSION + 1), ["pidfd"]),
+    "another shape": (
+        msgspec.json.encode({"role": "prefill", "version": 9, "processes": []}),
+        ["pidfd"],
+    ),
+    "wrong version of a stranger": (message(role="lb", version=9), ["pidfd"]),
     "unknown role": (message(role="cook"), ["pidfd"]),
+    "role without lifeline": (message(role="lb"), ["pidfd"]),
     "missing descriptor": (message(fds=["io", "engine"]), ["pidfd"]),
     "no descriptor": (message(), []),
     "extra descriptor": (message(), ["pidfd", "pidfd"]),
@@ -255,14 +262,19 @@ BAD: dict[str, tuple[bytes, list[str]]] = {
     "text without pool": (message(pool="x"), ["pidfd"]),
     "same name twice": (message(fds=["io", "io"]), ["pidfd", "pidfd"]),
 }
+OTHER_VERSIONS = {
+    "wrong version": [(Role.DECODE, PROTOCOL_VERSION + 1)],
+    "another shape": [(Role.PREFILL, 9)],
+}
+"""What is told of them."""
 
 
 @pytest.mark.parametrize("kind", list(BAD))
 async def test_malformed_registration_costs_its_connection_only(
     kind: str, path: Path, lock: HeldLock, record: Any
 ) -> None:
-    far = record()
-    server = LifelineServer(path, lock, OWN, far.take, far.take)
+    far, versions = record(), record()
+    server = LifelineServer(path, lock, OWN, far.take, far.take, versions.take)
     text, kinds = BAD[kind]
     with ExitStack() as owned:
         source = {"pidfd": os.pidfd_open(os.getpid()), "pipe": os.open("/dev/null", os.O_RDONLY)}
@@ -275,6 +287,7 @@ async def test_malformed_registration_costs_its_connection_only(
             assert receive_registration(sock) is None
         assert open_fds() <= before
         assert far == []
+        assert versions == OTHER_VERSIONS.get(kind, [])
         with connect(path) as sock:
             send_registration(sock, Role.DECODE, DECODE, {"io": source["pidfd"]})
             await far.until(lambda r: len(r) == 1)
@@ -286,7 +299,7 @@ async def test_silent_and_surplus_connections_are_closed(
 ) -> None:
     monkeypatch.setattr(lifeline, "REGISTER_LIMIT_S", 0.05)
     monkeypatch.setattr(lifeline, "MAX_CONNECTIONS", 3)
-    server = LifelineServer(path, lock, OWN, raise_it, raise_it)
+    server = LifelineServer(path, lock, OWN, raise_it, raise_it, raise_it)
     with ExitStack() as owned:
         socks = [owned.enter_context(connect(path)) for _ in range(4)]
         for sock in reversed(socks):
@@ -308,7 +321,7 @@ async def test_an_instance_that_was_refused_is_taken_when_it_comes_again(
         far.take(peer)
         return next(refusals)
 
-    server = LifelineServer(path, lock, OWN, take, far.take)
+    server = LifelineServer(path, lock, OWN, take, far.take, far.take)
     async with running(make_client(path, near, DECODE, {"io": pidfd})):
         await near.until(lambda r: list(r) == [("up", OWN)])
         assert [type(entry) for entry in far] == [LifelinePeer] * 3
@@ -324,7 +337,7 @@ async def test_living_instances_are_bounded(
 ) -> None:
     monkeypatch.setattr(lifeline, "MAX_INSTANCES", 1)
     far = record()
-    server = LifelineServer(path, lock, OWN, far.take, far.take)
+    server = LifelineServer(path, lock, OWN, far.take, far.take, far.take)
     process, pidfd = child()
     other = InstanceId("e" * 32)
     with connect(path) as first, connect(path) as second:
@@ -365,4 +378,4 @@ def test_registration_names_what_it_carries() -> None:
 async def test_lock_needs_to_be_held(path: Path, lock: HeldLock) -> None:
     lock.release()
     with pytest.raises(AssertionError):
-        LifelineServer(path, lock, OWN, raise_it, raise_it)
+        LifelineServer(path, lock, OWN, raise_it, raise_it, raise_it)

@@ -11,6 +11,7 @@ import pytest
 
 from duplet_core.ids import PROTOCOL_VERSION, Role, TransferId
 from duplet_core.messages import AbortAck, SourceReleased
+from duplet_runtime import lifeline_wire
 from tests.e2e.live_unit import until
 from tests.services import kvproxy_peers
 from tests.services.kvproxy_peers import (
@@ -55,10 +56,12 @@ async def test_every_transfer_of_a_hello_is_answered(
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+@pytest.mark.parametrize("door", [kvproxy_peers, lifeline_wire], ids=["stream", "lifeline"])
 async def test_ends_of_another_version_are_refused_until_they_speak_ours(
-    place: CpuPlace, run_dir: Path, version: int, monkeypatch: pytest.MonkeyPatch
+    place: CpuPlace, run_dir: Path, version: int, door: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kvproxy_peers, "PROTOCOL_VERSION", version)
+    """Whichever of the two they try with; health is not met until they do."""
+    monkeypatch.setattr(door, "PROTOCOL_VERSION", version)
     async with running_kvproxy(run_dir, "shm", place.metrics) as kvproxy:
         ends = [
             KvproxyEnd(Role.PREFILL, run_dir, place.owned[0]),
@@ -71,6 +74,9 @@ async def test_ends_of_another_version_are_refused_until_they_speak_ours(
             return all(f"{role} {words}" in kvproxy.log for role in ("prefill", "decode"))
 
         await until(both_refused, words)
+        for role in ("prefill", "decode"):
+            assert await kvproxy.health(f"protocol.{role}") == (False, f"{role} {words}")
+        assert not (await kvproxy.health("ready"))[0]
         assert all(end.hellos.empty() and end.heard.empty() for end in ends), "unheard"
         assert await kvproxy.metric("transfers") == 0
         for task in running:
@@ -80,3 +86,7 @@ async def test_ends_of_another_version_are_refused_until_they_speak_ours(
         async with both_ends(run_dir, *place.owned) as (prefill, decode):
             transfer = move_all((prefill, decode), 1, [3], [5], PAGE_ROWS)
             await wait_landed(decode, transfer)
+        for role in ("prefill", "decode"):
+            ours = f"{role} speaks transfer protocol {PROTOCOL_VERSION}"
+            assert await kvproxy.health(f"protocol.{role}") == (True, ours)
+        assert await kvproxy.health("ready") == (True, "")

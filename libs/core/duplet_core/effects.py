@@ -57,6 +57,15 @@ class LifelineUp:
 
 
 @value
+class OtherVersion:
+    """Who introduced itself as this peer on a lifeline speaks another transfer protocol: it was
+    refused (S11), and no LifelineUp follows."""
+
+    peer: Role
+    version: int
+
+
+@value
 class InstanceDied:
     """Every process of this instance has exited: the kernel's word (S4)."""
 
@@ -265,6 +274,7 @@ Event = (
     | StreamClosed
     | Received
     | LifelineUp
+    | OtherVersion
     | InstanceDied
     | FromEngineEvent
     | Drain

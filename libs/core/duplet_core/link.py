@@ -34,6 +34,11 @@ class Refusal:
     detail: str
 
 
+def versions_differ(peer: Role, version: int) -> str:
+    """Both versions of the transfer protocol in words."""
+    return f"{peer} speaks transfer protocol {version}, its peer speaks {PROTOCOL_VERSION}"
+
+
 class Link:
     """State of the connection to one peer service. Owned by one machine."""
 
@@ -80,11 +85,7 @@ class Link:
     def check_hello(self, stream: int, hello: Hello) -> Refusal | None:
         """Decide on a peer's Hello; None accepts it."""
         if hello.version != PROTOCOL_VERSION:
-            return Refusal(
-                Reason.VERSION_MISMATCH,
-                f"{hello.role} speaks transfer protocol {hello.version}, "
-                f"its peer speaks {PROTOCOL_VERSION}",
-            )
+            return Refusal(Reason.VERSION_MISMATCH, versions_differ(hello.role, hello.version))
         if hello.role is not self.peer:
             return Refusal(Reason.PEER_PROTOCOL, f"hello from {hello.role}, expected {self.peer}")
         if hello.to_instance is not None and hello.to_instance != self._own:

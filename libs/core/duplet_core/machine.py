@@ -17,6 +17,7 @@ from duplet_core.effects import (
     InstanceDied,
     LifelineUp,
     Log,
+    OtherVersion,
     Received,
     Send,
     SetHealth,
@@ -25,7 +26,7 @@ from duplet_core.effects import (
 )
 from duplet_core.errors import Reason, RemoteProtocolError, require
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
-from duplet_core.link import Link
+from duplet_core.link import Link, versions_differ
 from duplet_core.messages import Hello, Message
 
 
@@ -133,6 +134,9 @@ class Machine:
             if not link.is_dead(event.instance):
                 link.watch(event.instance)
                 self._on_watched(event, now)
+        elif isinstance(event, OtherVersion):
+            self.emit(Count("hellos_refused"))
+            self._tell_version(self.links[event.peer], versions_differ(event.peer, event.version))
         elif isinstance(event, InstanceDied):
             self._take_death(event, now)
         elif isinstance(event, Drain):
@@ -182,6 +186,8 @@ class Machine:
             if link.pending == stream:
                 link.pending = None
             self.emit(Count("hellos_refused"))
+            if refusal.reason is Reason.VERSION_MISMATCH:
+                self._tell_version(link, refusal.detail)
             self.emit(Close(link.name, stream, refusal.reason, refusal.detail))
             return
         if link.current is not None:
@@ -191,6 +197,8 @@ class Machine:
         if not link.dials:
             answer = self._own_hello(link.name, hello.number, hello.instance)
             self.emit(Send(link.name, stream, answer))
+            spoken = f"{link.peer} speaks transfer protocol {hello.version}"
+            self.emit(SetHealth(f"protocol.{link.peer}", True, spoken))
         self.emit(Log("peer up", detail=f"{link.peer} instance {hello.instance}"))
         if link.dials:  # whom we dial, we need
             self._tell_up(link, hello.transport)
@@ -201,6 +209,12 @@ class Machine:
         assert link.current is not None
         way = f", {transport}" if transport else ""
         self.emit(SetHealth(f"peer.{link.peer}", True, f"instance {link.current.instance}{way}"))
+
+    def _tell_version(self, link: Link, detail: str) -> None:
+        """Health where a peer that dials us was refused for its version: not met until one comes
+        that speaks ours. While one of ours has the stream nothing is missing."""
+        if not link.dials and link.current is None:
+            self.emit(SetHealth(f"protocol.{link.peer}", False, detail))
 
     def _cut(self, link: Link, stream: int, reason: Reason, detail: str, now: int) -> None:
         """Close the stream from our side and stop hearing it at once."""

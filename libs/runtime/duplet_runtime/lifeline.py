@@ -24,6 +24,7 @@ from duplet_runtime.lifeline_wire import (
     Descriptors,
     LifelineError,
     Registration,
+    VersionError,
     receive_registration,
     send_registration,
 )
@@ -33,6 +34,9 @@ from duplet_runtime.logs import get_logger
 MAX_CONNECTIONS = 32
 MAX_INSTANCES = 16
 """Living instances watched at once; one unit has two."""
+
+OWNERS = (Role.PREFILL, Role.DECODE)
+"""Of pools: they introduce themselves to kvproxy."""
 
 REGISTER_LIMIT_S = 2.0
 """A connection that has not introduced itself by then is closed."""
@@ -99,10 +103,12 @@ class LifelineServer:
         instance: InstanceId,
         on_up: Callable[[LifelinePeer], bool],
         on_died: Callable[[Role, InstanceId], None],
+        on_other_version: Callable[[Role, int], None],
     ) -> None:
         """Listen. `lock`, kvproxy's own, is why a socket file found at `path` is a dead
         predecessor's and may be replaced. `on_up` takes an instance or refuses it; a refused one
-        is not watched, and comes again.
+        is not watched, and comes again; nor is one that speaks another version of the transfer
+        protocol, of which `on_other_version` hears.
 
         Raises:
             OSError: the socket cannot be made.
@@ -111,6 +117,7 @@ class LifelineServer:
         self._instance = instance
         self._on_up = on_up
         self._on_died = on_died
+        self._on_other_version = on_other_version
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(os.getpid())
         self._connections: dict[int, _Connection] = {}
@@ -166,6 +173,11 @@ class LifelineServer:
             arrived = receive_registration(connection.sock)
         except BlockingIOError:
             return
+        except VersionError as error:
+            self._drop(connection, str(error))
+            if error.role in OWNERS:
+                self._on_other_version(error.role, error.version)
+            return
         except (OSError, LifelineError) as error:
             self._drop(connection, str(error))
             return
@@ -182,6 +194,9 @@ class LifelineServer:
     def _register(self, connection: _Connection, message: Registration, fds: Descriptors) -> None:
         if connection.registered is not None:
             self._drop(connection, "introduced itself twice")
+            return
+        if message.role not in OWNERS:
+            self._drop(connection, f"{message.role} has no lifeline")
             return
         key = (message.role, message.instance)
         if key not in self._watches and len(self._watches) >= MAX_INSTANCES:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from duplet_core.ids import PROTOCOL_VERSION, InstanceId, Role
+from duplet_core.link import versions_differ
 from duplet_runtime.engine_link import receive_fds
 
 MESSAGE_BYTES = 16 << 10
@@ -28,6 +29,23 @@ POOL = "pool"
 
 class LifelineError(Exception):
     """The other end sent what a lifeline does not carry, or speaks another version."""
+
+
+class VersionError(LifelineError):
+    """The other end speaks another transfer protocol."""
+
+    def __init__(self, role: Role, version: int) -> None:
+        super().__init__(versions_differ(role, version))
+        self.role = role
+        self.version = version
+
+
+@dataclass(frozen=True, slots=True)
+class _Introduction:
+    """What every version's Registration has."""
+
+    role: Role
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,8 @@ def receive_registration(sock: socket.socket) -> tuple[Registration, Descriptors
     Raises:
         BlockingIOError: nothing waits.
         OSError: the socket is broken.
+        VersionError: of another version, whatever else is in it; every received descriptor has
+            been closed.
         LifelineError: malformed; every received descriptor has been closed.
     """
     data, received, flags = receive_fds(sock, MESSAGE_BYTES, MAX_PROCESSES + 1)
@@ -103,11 +123,12 @@ def receive_registration(sock: socket.socket) -> tuple[Registration, Descriptors
 
 def _check(data: bytes, fds: list[int]) -> tuple[Registration, Descriptors]:
     try:
+        one = msgspec.json.decode(data, type=_Introduction)
+        if one.version != PROTOCOL_VERSION:
+            raise VersionError(one.role, one.version)
         message = msgspec.json.decode(data, type=Registration)
     except msgspec.MsgspecError as error:
         raise LifelineError(str(error)) from error
-    if message.version != PROTOCOL_VERSION:
-        raise LifelineError(f"version {message.version}, not {PROTOCOL_VERSION}")
     if len(set(message.fds)) != len(message.fds) or len(message.fds) != len(fds):
         raise LifelineError(f"names {message.fds} for {len(fds)} descriptors")
     named = Descriptors(zip(message.fds, fds, strict=True))

@@ -19,6 +19,7 @@ from duplet_core.effects import (
     Exit,
     InstanceDied,
     LifelineUp,
+    OtherVersion,
     StartCopy,
 )
 from duplet_core.errors import InvalidInput, Reason
@@ -224,6 +225,7 @@ async def serve(service: Service[KvproxySettings]) -> None:
         service.instance,
         executor.take_lifeline,
         lambda role, instance: executor.feed(InstanceDied(role, instance)),
+        lambda role, version: executor.feed(OtherVersion(role, version)),
     )
     address = settings.peer_address(Role.KVPROXY)
     names = ["duplet.kvproxy.v1.KvProxy"]
