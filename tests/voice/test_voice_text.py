@@ -135,11 +135,30 @@ def test_amounts_of_every_scale_are_numbers(written: str, spoken: str, scale: in
         ("Card 1234567890123456, please", f"Card {' '.join('1234567890123456')}, please"),
         ("1,2,3", "one, two, three"),
         ("5-3", "five to three"),
+        ("It is 5 − 3", "It is five minus three"),
+        ("5−3", "five minus three"),
+        ("5 −3", "five minus three"),
+        ("10\u202f−\u202f0.5", "ten minus zero point five"),
+        ("2% − 1%", "two percent minus one percent"),
+        ("€5 − €3", "five euros minus three euros"),
+        ("n − 1", "n minus one"),
+        ("10 − −3 and 10 − (−3)", "ten minus minus three and ten minus (minus three)"),
+        ("½ − ¼", "one half minus one quarter"),
+        ("It was −3, −.5", "It was minus three, minus zero point five"),
+        (".5 and (.25)", "zero point five and (zero point two five)"),
+        ("$.50", "fifty cents"),
+        ("x = -3 and x = −3", "x equals minus three and x equals minus three"),
         ("9" * 50, " ".join("9" * 50)),
     ],
 )
 def test_other_numbers_keep_their_own_reading(written: str, spoken: str) -> None:
     assert sounds(written) == sounds(spoken)
+    assert read_text(written).unspoken == ()
+
+
+@pytest.mark.parametrize("text", ["red − green", "one −\n\n3 left"])
+def test_a_minus_sign_without_a_number_is_told(text: str) -> None:
+    assert read_text(text).unspoken == ("−",)
 
 
 def test_an_unknown_word_is_spelled_by_its_letters() -> None:

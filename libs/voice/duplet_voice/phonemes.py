@@ -38,8 +38,14 @@ _LONG_NUMBER = re.compile(
 )
 """Read digit by digit: beyond trillions, where no commas or currency say that it is an amount,
 and beyond sextillions everywhere."""
-_NEGATIVE = re.compile(rf"(?<![\w.,)])(?:[-−]([{_CURRENCIES}]?)|([{_CURRENCIES}])[-−])(?=\.?\d)")  # noqa: RUF001
+_NEGATIVE = re.compile(rf"(?<![-\w.,)])(?:[-−]([{_CURRENCIES}]?)|([{_CURRENCIES}])[-−])(?=\.?\d)")  # noqa: RUF001
 """A sign, not a hyphen or a range: on either side of a currency."""
+_MINUS = re.compile(
+    rf"[^\S\n]*−[^\S\n]*(?=[(\[]?(?:minus )?[{_CURRENCIES}]?\.?[\d½¼¾])"  # noqa: RUF001
+)
+"""A minus sign (not a hyphen) and a number: no range, whatever stands before it."""
+_BARE_POINT = re.compile(rf"(?<![\w.,{_CURRENCIES}])\.(?=\d)")
+"""Of '.5', which would be read as 5."""
 _LISTED = re.compile(r"(?<=\d),(?=\d)(?!\d{3}(?!\d))")
 """A comma between numbers that does not stand before three digits: '1,2,3' is not 123."""
 _BILLIONS = re.compile(r"(?<=\d)(bn|tn)\b")
@@ -80,6 +86,7 @@ def read_text(text: str) -> Reading:
     unspoken: dict[str, None] = {}
     kept = []
     signed = _NEGATIVE.sub(_say_sign, unicodedata.normalize("NFC", text))
+    signed = _MINUS.sub(" minus ", signed)  # behind it, a sign is a word by now
     for character in signed:
         if is_spoken(character):
             kept.append(plain_form(character))
@@ -92,6 +99,7 @@ def read_text(text: str) -> Reading:
     clean = "".join(kept).replace("](", "] (")
     clean = write_out(clean)
     clean = _LONG_NUMBER.sub(lambda number: " ".join(number[0]), clean)
+    clean = _BARE_POINT.sub("0.", clean)
     clean = _LISTED.sub(", ", clean)
     clean = _BILLIONS.sub(lambda unit: " billion" if unit[0] == "bn" else " trillion", clean)
     reading = Reading(_LONG_WORD.sub(r"\g<0> ", clean).strip(), tuple(unspoken))
@@ -103,8 +111,7 @@ def read_text(text: str) -> Reading:
 
 
 def _say_sign(sign: re.Match[str]) -> str:
-    currency = sign[1] or sign[2]
-    return f"minus {currency}" if currency else "-"
+    return f"minus {sign[1] or sign[2] or ''}"
 
 
 def is_spoken(character: str) -> bool:
