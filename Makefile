@@ -26,7 +26,8 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt $(PROJECTS)
 	      echo "creating .venv with $$candidate"; "$$candidate" -m venv .venv; break; \
 	    fi; \
 	  done; \
-	  [ -x $(BIN)/python ] || { echo "no working Python >= 3.11 found; set PYTHON=…" >&2; exit 1; }; \
+	  [ -x $(BIN)/python ] || { echo "no Python >= 3.11 with venv found (Debian, Ubuntu: apt install python3-venv);" \
+	    "name another one with PYTHON=…" >&2; exit 1; }; \
 	fi
 	@echo "installing into .venv: this takes some minutes"
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
