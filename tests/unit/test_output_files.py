@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from duplet_core.errors import InvalidInput, Reason, Unavailable
+from duplet_unit import output_files
 from duplet_unit.commands import app
 from duplet_unit.output_files import filling, replacing
 from duplet_unit.unit import free_local_address
@@ -96,6 +98,71 @@ def test_a_device_is_written_to() -> None:
 def test_a_file_that_cannot_be_is_named_before_anything_is_done(path: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told), replacing(Path(path)):
         raise AssertionError
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the kernel's table has as mounted; drafts have a folder of their own."""
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "x.wav").write_text("old")
+    table = tmp_path / "mountinfo"
+    point = os.fsencode(folder / "x.wav").replace(b" ", rb"\040")
+    table.write_bytes(
+        b"1 2 0:3 / / rw - ext4 /dev/a rw\n4 1 0:3 /y " + point + b" rw - ext4 b rw\n"
+    )
+    monkeypatch.setattr(output_files, "MOUNTS", table)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return folder / "x.wav"
+
+
+@pytest.mark.parametrize("among_drafts", [False, True])
+def test_a_mounted_file_is_written_in_place_when_the_draft_is_whole(
+    mounted: Path, among_drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if among_drafts:
+        monkeypatch.setattr(tempfile, "tempdir", str(mounted.parent))
+    number = mounted.stat().st_ino
+    with replacing(mounted) as draft:
+        draft.write_text("new")
+        assert draft.suffix == ".wav"
+        assert mounted.read_text() == "old"
+        assert (draft.parent == mounted.parent) is among_drafts
+    assert contents(mounted.parent) == {"x.wav": "new"}
+    assert mounted.stat().st_ino == number
+    fail_in(replacing(mounted), lambda draft: draft.write_text("half"))
+    assert mounted.read_text() == "new"
+    left = {path.name for path in mounted.parents[1].iterdir()}
+    assert left == {"a b", "mountinfo"}
+
+
+def test_a_mounted_file_that_is_no_longer_whole_is_named(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write() -> None:
+        with replacing(mounted) as draft:
+            draft.write_text("new")
+            mounted.unlink()
+            mounted.symlink_to("/dev/full")
+
+    with pytest.raises(Unavailable, match=r"x.wav: No space left .* is not whole"):
+        write()
+
+
+def test_a_file_that_is_really_mounted_is_written_to(tmp_path: Path) -> None:
+    for name in ("there", "here"):
+        (tmp_path / name).write_text("old")
+    write = (
+        "from pathlib import Path; from duplet_unit.output_files import replacing\n"
+        "with replacing(Path('here')) as draft: draft.write_text('new')"
+    )
+    apart = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = "mount --bind there here"
+    if subprocess.run([*apart, mount], cwd=tmp_path, check=False).returncode:
+        pytest.skip("nothing may be mounted here")
+    command = [*apart, f'{mount} && exec "$@"', "sh", sys.executable, "-c", write]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert contents(tmp_path) == {"there": "new", "here": "old"}
 
 
 def test_a_pipes_reader_gets_what_is_written(tmp_path: Path) -> None:

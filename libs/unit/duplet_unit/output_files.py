@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from duplet_core.errors import InvalidInput, Reason, Unavailable
+
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 @contextmanager
@@ -18,18 +22,23 @@ def replacing(path: Path) -> Iterator[Path]:
     """A draft beside `path`, with its suffix, that takes its place when the context ends well.
 
     Otherwise the draft is removed, and what stood at `path` before still does. Only what is no
-    regular file, a device for example, is written to directly: nothing can be lost in it. The
+    regular file, a device for example, is written to directly: nothing can be lost in it. A file
+    that is mounted by itself, as into a container, cannot change its place with another: its
+    draft is in the folder for temporary files, and is written into it when it is whole. The
     context is for writing: an OSError of it is the file's.
 
     Raises:
         InvalidInput: INVALID_REQUEST; there can be no such file.
-        Unavailable: CANCELLED; it cannot be written any further.
+        Unavailable: CANCELLED; it cannot be written any further. Where a mounted file is no
+            longer whole, the detail says so.
     """
     with _writing(path):
-        draft, target = _begin(path)
+        draft, target, is_mounted = _begin(path)
         try:
             yield draft
-            if draft != target:
+            if is_mounted:
+                _write_over(target, draft)
+            elif draft != target:
                 draft.replace(target)
         finally:
             if draft != target:
@@ -60,23 +69,48 @@ def filling(folder: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _begin(path: Path) -> tuple[Path, Path]:
-    """The draft, which exists and is empty, and what it shall become."""
+def _begin(path: Path) -> tuple[Path, Path, bool]:
+    """The draft, which exists and is empty, what it shall become, and whether that is mounted."""
     try:
         found = _stat(path)
         if found is not None and not stat.S_ISREG(found.st_mode):
             # A pipe waits for its reader, who takes the first end for the only one.
             if not stat.S_ISFIFO(found.st_mode):
                 path.open("ab").close()
-            return path, path
+            return path, path, False
         target = path.resolve()  # a link stays one
-        draft = target.with_name(_draft_name(target.suffix))
+        is_mounted = found is not None and _is_mounted(target)
+        if is_mounted:
+            target.open("ab").close()
+        draft = (Path(tempfile.gettempdir()) if is_mounted else target.parent) / _draft_name(
+            target.suffix
+        )
         mode = 0o666 if found is None else stat.S_IMODE(found.st_mode)
         # Not to be opened by others before it has the mode of what it replaces.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     except OSError as error:
         raise _no_such_file(path, error) from error
-    return draft, target
+    return draft, target, is_mounted
+
+
+def _is_mounted(file: Path) -> bool:
+    """Whether something is mounted on this very path, which has no links in it."""
+    for line in MOUNTS.read_bytes().splitlines():
+        escaped = line.split()[4]  # spaces and the like are octal
+        if os.fsencode(file) == re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), escaped):
+            return True
+    return False
+
+
+def _write_over(target: Path, draft: Path) -> None:
+    try:
+        shutil.copyfile(draft, target)
+    except OSError as error:
+        raise Unavailable(
+            Reason.CANCELLED,
+            f"out: {target}: {error.strerror}; it is mounted by itself, so it was written in "
+            "place, and is not whole",
+        ) from error
 
 
 def _stat(path: Path) -> os.stat_result | None:
