@@ -76,6 +76,9 @@ class Mover:
         self._flights: deque[tuple[StartCopy, FlightLike]] = deque()
         self._lost_flights = 0
         """Starts that failed half-way: what a transport gave them never comes back."""
+        self._used_by_lost: set[InstanceId] = set()
+        """Pools that those named: what was queued of them may still run, and nothing tells when
+        it has ended."""
         self._begun = 0
         """Number of the newest copy that the thread took; they are taken in order."""
         self._cancelled: set[int] = set()
@@ -128,7 +131,7 @@ class Mover:
         self._work.put(instance)
 
     def close(self) -> None:
-        """Run what is queued, unmap everything and end the thread."""
+        """Run what is queued, unmap everything that no copy can use any more, end the thread."""
         self._work.put(None)
         self._thread.join()
 
@@ -212,6 +215,7 @@ class Mover:
             return CopyResult.NOT_STARTED, error.detail
         except (MovedInPart, CudaError, MemoryError, OSError, ValueError) as error:
             self._lost_flights += 1
+            self._used_by_lost |= {copy.source, copy.dest}
             return CopyResult.UNKNOWN, f"{type(error).__name__}: {error}"
         self._count(transport.name, copied_bytes)
         return None, ""
@@ -241,9 +245,10 @@ class Mover:
 
     def _unmap(self, instance: InstanceId) -> None:
         pool = self._pools.pop(instance)
-        if self._broken and isinstance(pool, MappedPool):
+        detail = self._broken or ("a start failed" if instance in self._used_by_lost else "")
+        if detail and isinstance(pool, MappedPool):
             # Something may still write through it; the process's exit ends both.
-            _log.warning("mapping kept", instance=instance, detail=self._broken)
+            _log.warning("mapping kept", instance=instance, detail=detail)
             return
         pool.close()
         _log.info("mapping closed", instance=instance)
