@@ -42,7 +42,8 @@ async def wav_file(path: Path) -> AsyncIterator[Write]:
     """Writes a WAV file that takes the place of `path` when all is spoken.
 
     What was spoken until something failed, or until Ctrl-C, is kept as `part_of(path)`, for a
-    link beside what it leads to, and that is said; `path` is then as it was before.
+    link beside what it leads to, for a mounted file in the folder for temporary files, and that
+    is said; `path` is then as it was before.
 
     Raises:
         InvalidInput: INVALID_REQUEST; there can be no such file, it is a pipe, or its name
@@ -75,7 +76,7 @@ async def wav_file(path: Path) -> AsyncIterator[Write]:
             whole = True
         finally:
             if spoken and not whole and draft.is_file():
-                # Beside the draft: a link may lead to another disk.
+                # Where the draft is: a link may lead to another disk.
                 part = draft.replace(draft.with_name(part_of(path).name))
                 print(f"duplet: what was spoken until then is in {part}", file=sys.stderr)
 
