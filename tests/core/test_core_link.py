@@ -106,13 +106,17 @@ def test_health_says_that_a_peer_of_another_version_was_refused(
         assert counted(effects, "hellos_refused") == 1
         return protocol_health(effects)
 
-    assert refuse(100) == [SetHealth(name, False, words)]
+    assert refuse(100) == [SetHealth(name, False, words, for_ready=False)]
     spoken = f"{peer} speaks transfer protocol {PROTOCOL_VERSION}"
-    assert protocol_health(machine.connect(peer)) == [SetHealth(name, True, spoken)]
+    assert protocol_health(machine.connect(peer)) == [
+        SetHealth(name, True, spoken, for_ready=False)
+    ]
     assert refuse(101) == []
     assert protocol_health(machine.lose(peer)) == []
-    assert refuse(102) == [SetHealth(name, False, words)]
-    assert protocol_health(machine.connect(peer)) == [SetHealth(name, True, spoken)]
+    assert refuse(102) == [SetHealth(name, False, words, for_ready=False)]
+    assert protocol_health(machine.connect(peer)) == [
+        SetHealth(name, True, spoken, for_ready=False)
+    ]
 
 
 def test_whom_we_dial_is_told_by_its_own_condition() -> None:

@@ -58,6 +58,19 @@ def test_ready_needs_every_condition(health: Health) -> None:
     assert health.detail("ready") == "kvproxy: not yet known"
     health.set("kvproxy", True, "")
     assert health.ok("ready") and health.ok("")
+
+
+def test_ready_tells_what_it_does_not_wait_for(health: Health) -> None:
+    for name in ("live", "peer.decode", "kvproxy"):
+        health.set(name, True, "")
+    for detail in ("one came", "another came"):
+        health.set("protocol.lb", False, detail, for_ready=False)
+        assert health.ok("ready") and not health.ok("protocol.lb")
+        assert health.detail("ready") == f"protocol.lb: {detail}"
+    health.set("protocol.lb", True, "", for_ready=False)
+    assert health.ok("ready") and health.detail("ready") == ""
+    health.set("kvproxy", False, "away")
+    assert not health.ok("ready")
     health.set("quarantine", False, "26 % of pages")
     assert not health.ok("ready")
     health.set("quarantine", True, "")

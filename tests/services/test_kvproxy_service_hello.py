@@ -60,7 +60,8 @@ async def test_every_transfer_of_a_hello_is_answered(
 async def test_ends_of_another_version_are_refused_until_they_speak_ours(
     place: CpuPlace, run_dir: Path, version: int, door: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the two they try with; health is not met until they do."""
+    """Whichever of the two they try with. Health tells it until they do; kvproxy stays ready, for
+    what starts the right ones may wait for that."""
     monkeypatch.setattr(door, "PROTOCOL_VERSION", version)
     async with running_kvproxy(run_dir, "shm", place.metrics) as kvproxy:
         ends = [
@@ -76,7 +77,8 @@ async def test_ends_of_another_version_are_refused_until_they_speak_ours(
         await until(both_refused, words)
         for role in ("prefill", "decode"):
             assert await kvproxy.health(f"protocol.{role}") == (False, f"{role} {words}")
-        assert not (await kvproxy.health("ready"))[0]
+        is_ready, detail = await kvproxy.health("ready")
+        assert is_ready and f"protocol.prefill: prefill {words}" in detail
         assert all(end.hellos.empty() and end.heard.empty() for end in ends), "unheard"
         assert await kvproxy.metric("transfers") == 0
         for task in running:

@@ -195,11 +195,13 @@ class CloseMapping:
 
 @value
 class SetHealth:
-    """A named condition changed; `ready` follows from all of them."""
+    """A named condition changed; `ready` follows from all of them that are needed for it."""
 
     name: str
     ok: bool
     detail: str
+    for_ready: bool = True
+    """False: it is told, also beside `ready`, which does not wait for it."""
 
 
 @value

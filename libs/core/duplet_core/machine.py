@@ -198,7 +198,7 @@ class Machine:
             answer = self._own_hello(link.name, hello.number, hello.instance)
             self.emit(Send(link.name, stream, answer))
             spoken = f"{link.peer} speaks transfer protocol {hello.version}"
-            self.emit(SetHealth(f"protocol.{link.peer}", True, spoken))
+            self._tell_protocol(link, True, spoken)
         self.emit(Log("peer up", detail=f"{link.peer} instance {hello.instance}"))
         if link.dials:  # whom we dial, we need
             self._tell_up(link, hello.transport)
@@ -214,7 +214,11 @@ class Machine:
         """Health where a peer that dials us was refused for its version: not met until one comes
         that speaks ours. While one of ours has the stream nothing is missing."""
         if not link.dials and link.current is None:
-            self.emit(SetHealth(f"protocol.{link.peer}", False, detail))
+            self._tell_protocol(link, False, detail)
+
+    def _tell_protocol(self, link: Link, ok: bool, detail: str) -> None:
+        # Who starts the peer in our version may wait until we are ready, and we are, for that one.
+        self.emit(SetHealth(f"protocol.{link.peer}", ok, detail, for_ready=False))
 
     def _cut(self, link: Link, stream: int, reason: Reason, detail: str, now: int) -> None:
         """Close the stream from our side and stop hearing it at once."""

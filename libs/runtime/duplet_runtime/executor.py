@@ -84,7 +84,8 @@ class Executor:
         elif isinstance(effect, Log):
             self._log(effect)
         elif isinstance(effect, SetHealth):
-            self.service.health.set(effect.name, effect.ok, effect.detail)
+            health = self.service.health
+            health.set(effect.name, effect.ok, effect.detail, for_ready=effect.for_ready)
         elif isinstance(effect, Close):
             self._ends[effect.peer].close(effect.stream, effect.reason, effect.detail)
         elif isinstance(effect, Drained):

@@ -1,8 +1,9 @@
 """grpc.health.v1 over named conditions.
 
 Names: every condition, `live`, `ready`, and "" (the same as `ready`). `ready` is the
-conjunction of all conditions and `live`. Everything is NOT_SERVING until it is set. The
-detail of a condition travels as trailing metadata of Check (`duplet-detail-bin`, UTF-8).
+conjunction of `live` and all conditions that were not set as beside it. Everything is
+NOT_SERVING until it is set. The detail of a condition travels as trailing metadata of Check
+(`duplet-detail-bin`, UTF-8).
 
 grpcio's own asyncio servicer is not used: it holds a lock while it writes to a watcher, so one
 watcher that does not read stops everybody's health, and a watcher that leaves takes the
@@ -59,14 +60,19 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._conditions: dict[str, tuple[bool, str]] = dict.fromkeys(
             (LIVE, *names), (False, "not yet known")
         )
+        self._beside: set[str] = set()
+        """Conditions for which `ready` does not wait; its detail names them all the same."""
         self._over = False
         self._watchers: dict[_Watcher, None] = {}
         """Oldest first."""
 
-    def set(self, name: str, ok: bool, detail: str) -> None:
-        """Set one condition; a name not given before becomes a condition of `ready` too."""
+    def set(self, name: str, ok: bool, detail: str, *, for_ready: bool = True) -> None:
+        """Set one condition; a name not given before becomes a condition of `ready` too, unless
+        it is said not to."""
         if self._conditions.get(name) == (ok, detail):
             return
+        if not for_ready:
+            self._beside.add(name)
         was_ok, was_ready = self.ok(name), self.ok(READY)
         self._conditions[name] = (ok, detail)
         if was_ok != ok:
@@ -83,7 +89,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def ok(self, name: str) -> bool | None:
         """Whether `name` is well; None for an unknown name."""
         if name in (READY, ""):
-            return not self._over and all(ok for ok, _ in self._conditions.values())
+            conditions = self._conditions.items()
+            return not self._over and all(ok or n in self._beside for n, (ok, _) in conditions)
         if name not in self._conditions:
             return None
         return not self._over and self._conditions[name][0]
