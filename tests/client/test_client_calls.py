@@ -384,6 +384,10 @@ async def test_deadline_ends_the_call(client: AsyncClient, speech: StubSpeech) -
         ({"voice": "\ud800"}, Reason.INVALID_REQUEST, "voice: "),
         ({"sampling": SamplingOptions(top_k=-1)}, Reason.INVALID_SAMPLING, "sampling.top_k: -1"),
         ({"sampling": SamplingOptions(seed=2**64)}, Reason.INVALID_SAMPLING, "sampling.seed: "),
+        ({"timeout_s": float("inf")}, Reason.INVALID_REQUEST, "timeout_s: inf"),
+        ({"timeout_s": float("nan")}, Reason.INVALID_REQUEST, "timeout_s: nan"),
+        ({"traceparent": "00-\n"}, Reason.INVALID_REQUEST, "traceparent: '00-"),
+        ({"traceparent": "é"}, Reason.INVALID_REQUEST, "traceparent: 'é'"),
         (
             {"prompt": bytes(MOST_REQUEST_BYTES), "columns": 2},
             Reason.PROMPT_TOO_LONG,

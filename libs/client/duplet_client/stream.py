@@ -31,6 +31,10 @@ _FINISH_REASONS = {
 }
 
 
+_MOST_TIMEOUT_S = 1e9
+"""More is no deadline that gRPC can count with."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling values; None leaves one to the unit. Ranges stand in `speech.proto`."""
@@ -101,6 +105,17 @@ class Generation:
                 Reason.PROMPT_TOO_LONG,
                 f"prompt: the request has {request.ByteSize()} bytes, "
                 f"more than the {MOST_REQUEST_BYTES} of a message",
+            )
+        # gRPC would take these for a deadline that has passed, or wait it out and send nothing.
+        if not timeout_s < _MOST_TIMEOUT_S:
+            raise InvalidInput(
+                Reason.INVALID_REQUEST,
+                f"timeout_s: {timeout_s} is not below {_MOST_TIMEOUT_S:g} seconds",
+            )
+        if not (traceparent.isascii() and traceparent.isprintable()):
+            raise InvalidInput(
+                Reason.INVALID_REQUEST,
+                f"traceparent: {traceparent!r} cannot be sent: it is no printable ASCII",
             )
         self.timing = StreamTiming()
         """Filled while events are read."""
