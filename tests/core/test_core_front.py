@@ -427,6 +427,15 @@ def test_next_timer_is_the_earliest_of_all() -> None:
     assert front.machine.next_timer() == 9 * SECOND
 
 
+def test_the_end_of_a_wait_is_a_timer() -> None:
+    """Nothing else may happen at lb for as long as a client would wait."""
+    front = FrontDriver(FrontConfig(queue_wait_ns=500))
+    front.hear(Role.DECODE, Credit(16, 0, 0, 0))
+    front.feed(submit("a", T1))
+    assert front.machine.next_timer() == front.now + 500
+    assert ended(front.tick(500)) == [(T1, Reason.OVERLOADED)]
+
+
 def test_a_unit_whose_decode_takes_nothing_new_is_not_ready_and_says_why() -> None:
     lb = FrontDriver()
     refused = lb.hear(Role.DECODE, Credit(16, 16, 4, 0, refusing=Reason.WRITER_LOST))

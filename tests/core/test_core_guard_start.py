@@ -165,6 +165,23 @@ def test_a_context_that_costs_more_than_was_timed_is_learned() -> None:
     assert unit.most > 0.8 * could(dearer, unit.guard)
 
 
+def test_timed_steps_do_not_contradict_the_days() -> None:
+    """Whose pages cost four times as much: of the sizes that the day has, its own word counts."""
+
+    def dearer(streams: int, pages: int) -> int:
+        return pair(streams, 4 * pages)
+
+    guard, rng, now = StepGuard(FLOOR, timed(pair)), random.Random(2), 0
+    for k in range(2000):
+        streams = 1 + k % 24
+        pages = sum(rng.randint(60, 135) for _ in range(streams))
+        guard.observe(streams, pages, now, now + dearer(streams, pages))
+        now += dearer(streams, pages)
+    for streams in (4, 12, 24):
+        truth = dearer(streams, 100 * streams)
+        assert guard.predict_ns(streams, 100 * streams) == pytest.approx(truth, rel=0.06)
+
+
 def test_noise_of_a_quiet_night_says_nothing_of_a_crowd() -> None:
     """Steps of one size that differ by chance only, for longer than they are remembered."""
     guard, rng, now = StepGuard(FLOOR, timed(pair)), random.Random(3), 0

@@ -9,6 +9,7 @@ import pytest
 
 from docs.machine_tables import BLOCK, MACHINES, PAGE, rendered, table
 from duplet_sim.mutants import MUTANTS
+from tests.mutants.service_rules import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,3 +48,9 @@ def test_what_brings_a_fault_back_exists() -> None:
     assert tests
     for path, name in tests:
         assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.M), (path, name)
+
+
+def test_the_rules_of_the_services_are_those_that_are_switched_off() -> None:
+    page = PAGE.read_text("utf-8")
+    section = page.partition("## Rules outside the simulator\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall("“([^”]+)”", section)) == sorted(rule.name for rule in RULES)

@@ -127,6 +127,24 @@ def test_stopped_waits_for_the_pass_that_names_its_pages() -> None:
     assert not loop.busy
 
 
+def test_stopped_waits_for_the_last_of_the_passes_that_run() -> None:
+    """The oldest names its pages, too, and is read first."""
+    engine, link = MadeUpEngine(), FakeLink()
+    loop = PassLoop(engine, link, ahead=2)
+    loop.handle(start(1, 400))
+    loop.handle(start(2, 400))
+    loop.step()
+    loop.step()
+    named = [{seq for seq, _, _ in parts} for name, parts in engine.calls if name == "launch"]
+    assert named == [{1}, {1}]
+    loop.handle(Stop(1))
+    loop.step()
+    assert engine.names[-1] == "read"
+    assert Stopped(1, None) not in link.sent, "a pass still writes there"
+    loop.step()
+    assert link.sent.count(Stopped(1, None)) == 1
+
+
 def test_a_prompt_that_waits_is_stopped_at_once() -> None:
     engine, link = MadeUpEngine(), FakeLink()
     loop = PassLoop(engine, link, ahead=1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from duplet_kvproxy import gpu_queue
-from duplet_kvproxy.gpu_queue import PageTable
+from duplet_kvproxy.gpu_queue import Flight, PageTable
 from duplet_kvproxy.move_staged import FIRST_TABLE_PAGES, _Side
 from duplet_memory.cuda_driver import CudaError
 
@@ -111,3 +111,17 @@ def test_staging_pages_are_never_those_of_a_table_that_failed(
     pinned.is_full = False
     address = side.identity(pages)
     assert pinned.read(address, pages) == list(range(pages))
+
+
+def test_a_copy_that_failed_gives_nothing_back() -> None:
+    """Whether its launches have read their tables, nobody knows."""
+
+    class Event:
+        def wait(self) -> None:
+            raise CudaError("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+
+    given_back: list[str] = []
+    event: Any = Event()
+    with pytest.raises(CudaError):
+        Flight(event, lambda: given_back.append("a table")).wait()
+    assert given_back == []

@@ -133,6 +133,15 @@ async def test_a_full_unit_says_so_whatever_was_sent(message: bytes, run_dir: Pa
         assert place.lb.ended == [Reason.OVERLOADED]
 
 
+async def test_who_has_not_sent_its_prompt_yet_is_refused_as_well(run_dir: Path) -> None:
+    """Nothing of a request is waited for, however long its prompt is and slow its client."""
+    async with standing(run_dir) as place:
+        call: Any = place.channel.stream_stream(GENERATE)()
+        async with asyncio.timeout(3):
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert place.lb.ended == [Reason.OVERLOADED]
+
+
 async def test_who_asks_for_something_else_or_later_comes_in(run_dir: Path) -> None:
     async with standing(run_dir) as place:
         stub = speech_pb2_grpc.SpeechStub(place.channel)
