@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import socket
 import sys
@@ -70,12 +69,6 @@ def dial_address(listen: str) -> str:
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "*") else listen
 
 
-def is_local(address: str) -> bool:
-    """Whether the address is on this machine, so that both ends read one clock."""
-    host = address.rpartition(":")[0]
-    return address.startswith("unix:") or host in ("localhost", "[::1]") or host.startswith("127.")
-
-
 @contextmanager
 def owned_run_dir(path: Path | None) -> Iterator[Path]:
     """The unit's folder, this process's alone while the context lasts.
@@ -124,12 +117,6 @@ def check_address_is_free(listen: str) -> None:
 def unit_environment(base: Mapping[str, str]) -> dict[str, str]:
     """The services' environment: ours, with readable Python failures."""
     return {**base, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-
-
-def run_dir_from_environment() -> Path | None:
-    """The run directory that the environment names, if it does."""
-    named = os.environ.get(RUN_DIR_VARIABLE)
-    return Path(named) if named else None
 
 
 def free_local_address() -> str:
