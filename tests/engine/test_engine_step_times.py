@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from duplet_core.engine import Start, StepTime
+from duplet_core.engine import FromEngine, Ready, Start, StepTime
 from duplet_engine import step_times
+from duplet_engine.process import serve
 from duplet_engine.step_times import TIMED_STEPS, contexts, pages_of, sizes_up_to, time_steps
 from duplet_engine.tiny import TINY
 from duplet_pages.engine_config import EngineConfig
-from tests.engine.company import make_requests, run_alone
+from tests.engine.company import FakeLink, make_requests, run_alone
 from tests.engine.conftest import MakeEngine
 
 MILLISECOND = 1_000_000
+
+
+class ReadyLink(FakeLink):
+    """Takes the descriptor of the pool, too."""
+
+    def send(self, message: FromEngine, fds: Sequence[int] = ()) -> None:
+        assert len(fds) == 1
+        super().send(message)
 
 
 class Clocked:
@@ -113,3 +123,14 @@ def test_requests_after_it_get_the_rows_that_they_get_without_it(make_engine: Ma
     time_steps(timed, 10**12)
     assert run_alone(timed, request, [0, 5, 2, 9], 6) == run_alone(plain, request, [0, 5, 2, 9], 6)
     assert TIMED_STEPS % 2 == 1, "the middle one is one of them"
+
+
+@pytest.mark.parametrize("longest_step_ns", [0, 10**12])
+def test_an_engine_that_is_asked_says_what_it_timed_with_its_first_word(
+    longest_step_ns: int,
+) -> None:
+    link = ReadyLink()
+    serve(EngineConfig("decode", "tiny", slots=2, longest_step_ns=longest_step_ns), link)
+    (ready,) = link.sent
+    assert isinstance(ready, Ready)
+    assert [step.streams for step in ready.step_times] == ([1, 2, 1, 2] if longest_step_ns else [])

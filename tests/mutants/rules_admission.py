@@ -9,6 +9,7 @@ FULL = "tests/core/test_core_front_full.py"
 FRONT = "tests/core/test_core_front.py"
 GUARD = "tests/core/test_core_step_guard.py"
 FRESH = "tests/core/test_core_guard_start.py"
+DECODE = "tests/services/test_decode_timed_steps.py"
 TIMES = "tests/engine/test_engine_step_times.py"
 
 FULL_UNIT = (
@@ -131,6 +132,13 @@ FULL_UNIT = (
         (f"{FRONT}::test_a_new_stream_to_decode_starts_the_credit_anew",),
     ),
     Rule(
+        "a client that reads nothing learns of no failure",
+        "duplet_lb.call",
+        "            self._writing.reschedule(asyncio.get_running_loop().time())",
+        "            pass",
+        ("tests/services/test_lb_call.py::test_a_failure_cuts_a_stuck_write_short",),
+    ),
+    Rule(
         "a request whose client left goes on",
         "duplet_lb.speech",
         "            if call.ended is None:  # the client left, or the service stops",
@@ -143,6 +151,27 @@ FULL_UNIT = (
 )
 
 TIMED_STEPS = (
+    Rule(
+        "decode's service does not ask its engine to time steps",
+        "duplet_decode.__main__",
+        "longest_step_ns=longest_step_ns(floor) if floor else 0",
+        "longest_step_ns=0",
+        (f"{DECODE}::test_timed_steps_go_from_the_engine_to_the_guard",),
+    ),
+    Rule(
+        "decode's service keeps what was timed to itself",
+        "duplet_decode.__main__",
+        "                step_times=ready.step_times,\n",
+        "",
+        (f"{DECODE}::test_timed_steps_go_from_the_engine_to_the_guard",),
+    ),
+    Rule(
+        "an engine times nothing",
+        "duplet_engine.process",
+        "time_steps(engine, config.longest_step_ns) if config.longest_step_ns else ()",
+        "()",
+        (f"{TIMES}::test_an_engine_that_is_asked_says_what_it_timed_with_its_first_word",),
+    ),
     Rule(
         "decode does not use the steps that its engine timed",
         "duplet_core.decode",

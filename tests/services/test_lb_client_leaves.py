@@ -18,29 +18,10 @@ from duplet_core.front_state import FrontConfig
 from duplet_core.ids import Role
 from duplet_core.messages import Accepted, Admit, Credit, End, Finished, Message
 from duplet_lb.speech import LbExecutor, Speech
-from duplet_pages.spec import ModelSpec
 from duplet_runtime.health import Health
 from tests.core.samples import LB1, NAMES, hello
+from tests.services.plain_spec import SPEC
 
-SPEC = ModelSpec(
-    name="test",
-    fingerprint="0" * 16,
-    codebooks=0,
-    vocab=300,
-    codebook_sizes=(),
-    semantic_first=0,
-    semantic_last=0,
-    stop_id=256,
-    page_rows=16,
-    longest_sequence=512,
-    default_max_rows=64,
-    layers=1,
-    kv_heads=1,
-    head_dim=8,
-    dtype="float32",
-    kv_hash="xxh3-128",
-    rows_per_second=20,
-)
 ROW = np.full(1, 7, "<i4").tobytes()
 FREE, FULL = Credit(16, 16, 4, 0), Credit(16, 16, 0, 0)
 
