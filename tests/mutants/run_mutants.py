@@ -113,7 +113,7 @@ def _among(test: str, names: Collection[str]) -> bool:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Turn rules of the services off, one at a time.")
     parser.add_argument("--only", default="", help="mutants with this in their name")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=3)  # some wait for what never comes
     options = parser.parse_args(argv)
     chosen = [rule for rule in RULES if options.only in rule.name]
     if not chosen:
