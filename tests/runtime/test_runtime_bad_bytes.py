@@ -72,6 +72,21 @@ async def reason_of(call: Any) -> tuple[grpc.StatusCode, list[str]]:
     return code, infos
 
 
+@pytest.mark.parametrize("packed", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_a_packed_request_is_not_unpacked(run_dir: Path, packed: grpc.Compression) -> None:
+    """Its length is looked at afterwards only, and a megabyte may hold a gigabyte."""
+
+    async def never(_request: Any, _context: Any) -> None:
+        pytest.fail("the handler was called")
+
+    handlers: dict[str, Any] = {"Say": grpc.unary_unary_rpc_method_handler(never)}
+    async with serving(run_dir, handlers) as channel:
+        method: Any = channel.unary_unary("/t.T/Say")
+        call = method(bytes(10_000), compression=packed)
+        code, _ = await reason_of(call)
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_a_request_that_is_no_message_is_refused(run_dir: Path) -> None:
     async def never(_request: Any, _context: Any) -> None:
         pytest.fail("the handler was called")

@@ -70,6 +70,9 @@ _SERVER: Options = [
     # With it, two servers would share one port in silence.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Only messages as they are. gRPC unpacks before it looks at a length, in the thread that moves
+    # everybody's bytes: a few packed megabytes took gigabytes, and all streams stood meanwhile.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # Faster pings than a peer's or a client's end its connection (too_many_pings).
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
