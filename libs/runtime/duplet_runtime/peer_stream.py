@@ -58,7 +58,7 @@ class PeerStream(Generic[P]):
         self._outbox_size = outbox
         self._filled = asyncio.Event()
         self._end: asyncio.Future[StreamEnd] = asyncio.get_running_loop().create_future()
-        # Owned here from `run` to `settle`.
+        # Owned here from `run` to `settle` or `drop_write`.
         self._writer: asyncio.Task[None] | None = None
         self._in_write = False
         self._last: StreamEnd | None = None
@@ -99,7 +99,7 @@ class PeerStream(Generic[P]):
         write: Callable[[P], Awaitable[None]],
         take: Callable[[Message], None],
     ) -> StreamEnd:
-        """Read and write until the stream ends; `settle` must follow.
+        """Read and write until the stream ends; `settle` or `drop_write` must follow.
 
         `take` gets every message in the order of arrival, until the stream has an end. Reading
         is not possible any more then; a write may still be under way.
@@ -134,6 +134,19 @@ class PeerStream(Generic[P]):
             await asyncio.wait({self._writer})
         finally:
             self._writer.cancel()
+        if not self._writer.cancelled():
+            self._writer.result()
+
+    async def drop_write(self) -> None:
+        """Give up the write that was under way when the stream ended: for who cancelled the call.
+
+        gRPC's write first waits until the call's headers have left. They never leave when the call
+        is cancelled before, and that write waits for ever.
+        """
+        if self._writer is None:
+            return
+        self._writer.cancel()
+        await asyncio.wait({self._writer})
         if not self._writer.cancelled():
             self._writer.result()
 

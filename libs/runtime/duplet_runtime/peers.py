@@ -131,7 +131,7 @@ class Dialer(Generic[P]):
             call.cancel()
             self._stream = None
             self._on_event(StreamClosed(self._peer, number, why))
-            await stream.settle()
+            await stream.drop_write()
         return was_used
 
 
