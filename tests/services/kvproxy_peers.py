@@ -180,19 +180,26 @@ def log_path(run_dir: Path) -> Path:
 
 @asynccontextmanager
 async def running_kvproxy(
-    run_dir: Path, transports: str, metrics: int, module: str = "duplet_kvproxy"
+    run_dir: Path,
+    transports: str,
+    metrics: int,
+    module: str = "duplet_kvproxy",
+    *arguments: str,
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[KvproxyProcess]:
-    """A process that logs JSON; killed at the end, should it still run. `metrics`: a free port."""
+    """A process that logs JSON; killed at the end, should it still run. `metrics`: a free port;
+    `settings`: more of them, by their environment's names."""
     base = {k: v for k, v in os.environ.items() if not k.startswith("DUPLET_")}
-    settings = {
+    environment = base | {
         "DUPLET_RUN_DIR": str(run_dir),
         "DUPLET_LOG_FORMAT": "json",
         "DUPLET_KVPROXY_TRANSPORTS": transports,
         "DUPLET_KVPROXY_METRICS_PORT": str(metrics),
+        **(settings or {}),
     }
     with log_path(run_dir).open("a") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, env=base | settings, stdout=log, stderr=log
+            sys.executable, "-m", module, *arguments, env=environment, stdout=log, stderr=log
         )
     try:
         yield KvproxyProcess(process, run_dir, metrics)

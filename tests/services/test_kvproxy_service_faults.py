@@ -30,7 +30,8 @@ class CpuPlace:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             self.metrics: int = sock.getsockname()[1]
-        self._pools: list[Pool] = []
+        self.pools: list[Pool] = []
+        """The source's and the destination's."""
         self._owners: list[subprocess.Popen[bytes]] = []
         self._pidfds: list[int] = []
         self.owned: list[OwnedPool] = []
@@ -44,22 +45,22 @@ class CpuPlace:
                 pages=PAGES,
                 arrangement="page-major",
             )
-            self._pools.append(create_pool(described))
+            self.pools.append(create_pool(described))
             self._owners.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
             self._pidfds.append(os.pidfd_open(self._owners[-1].pid))
             pidfds = {"engine": self._pidfds[-1]}
-            self.owned.append(OwnedPool(described, self._pools[-1].fd, pidfds))
+            self.owned.append(OwnedPool(described, self.pools[-1].fd, pidfds))
         for page in range(PAGES):
-            self._pools[0].array[page] = page
+            self.pools[0].array[page] = page
 
     def poison(self) -> None:
-        self._pools[1].array[:] = POISON
+        self.pools[1].array[:] = POISON
 
     def wrong_rows(self, source_pages: Sequence[int], dest_pages: Sequence[int], rows: int) -> int:
         assert rows == len(dest_pages) * PAGE_ROWS
-        expected = np.full_like(self._pools[1].array, POISON)
-        expected[list(dest_pages)] = self._pools[0].array[list(source_pages)]
-        return int((expected != self._pools[1].array).any((1, 2, 4, 5)).sum())
+        expected = np.full_like(self.pools[1].array, POISON)
+        expected[list(dest_pages)] = self.pools[0].array[list(source_pages)]
+        return int((expected != self.pools[1].array).any((1, 2, 4, 5)).sum())
 
     def kill_owner(self, index: int) -> None:
         self._owners[index].kill()
@@ -68,7 +69,7 @@ class CpuPlace:
         return [0, 0]
 
     def close(self) -> None:
-        for owner, pool, pidfd in zip(self._owners, self._pools, self._pidfds, strict=True):
+        for owner, pool, pidfd in zip(self._owners, self.pools, self._pidfds, strict=True):
             owner.kill()
             owner.communicate()
             pool.close()
