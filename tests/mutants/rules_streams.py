@@ -87,4 +87,11 @@ MESSAGES = (
         "        if True:",
         ("tests/runtime/test_runtime_peers.py::test_a_service_that_leaves_says_its_last_words",),
     ),
+    Rule(
+        "a dialer waits for a write on a call that was cancelled while it opened",
+        "duplet_runtime.peers",
+        "            await stream.drop_write()",
+        "            await stream.settle()",
+        ("tests/runtime/test_runtime_opening.py::test_a_stream_that_ends_while_it_opens_is_over",),
+    ),
 )
