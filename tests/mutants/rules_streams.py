@@ -94,4 +94,11 @@ MESSAGES = (
         "            await stream.settle()",
         ("tests/runtime/test_runtime_opening.py::test_a_stream_that_ends_while_it_opens_is_over",),
     ),
+    Rule(
+        "packed messages are unpacked",
+        "duplet_runtime.server",
+        '    ("grpc.compression_enabled_algorithms_bitset", 1),',
+        '    ("grpc.compression_enabled_algorithms_bitset", 7),',
+        ("tests/runtime/test_runtime_bad_bytes.py::test_a_packed_request_is_not_unpacked",),
+    ),
 )
