@@ -24,7 +24,13 @@ pytestmark = [
 
 PAIR = ("0", "1")
 PATIENT = {"DUPLET_LB_QUEUE_WAIT_MS": "60000", "DUPLET_LB_QUEUE_LIMIT": "64"}
-S2_PRO = {**PATIENT, **model_settings("random:s2-pro")}
+S2_PRO = {
+    **PATIENT,
+    **model_settings("random:s2-pro"),
+    # A pass of other rows has other last bits, and a draw between equals then goes elsewhere.
+    "DUPLET_PREFILL_CHUNK_ROWS": "2048",
+    "DUPLET_MONOLITH_CHUNK_ROWS": "2048",
+}
 ASKS: list[Ask] = [RowAsk(number) for number in range(1, 33)]
 FEW = ASKS[:6]
 CANCELLED: list[Ask] = [RowAsk(number) for number in range(100, 116)]
