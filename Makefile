@@ -84,10 +84,13 @@ gpu-pair: $(STAMP)  ## docs/measurements/pair.md: a unit beside two monoliths on
 	  $(if $(TRACE),--replay $(TRACE),--items unit,waterfall,unpacked,monoliths)
 	$(BIN)/python -m bench.pair_figures run/pair
 
-images:  ## the four container images; BUILD_FLAGS=… for docker build
+images:  ## the four container images; CUDA=13.0 for GPUs, BUILD_FLAGS=… for docker build
 	@for service in kvproxy prefill decode lb; do \
-	  DOCKER_BUILDKIT=1 $(DOCKER) build $(BUILD_FLAGS) -f docker/$$service.Dockerfile \
-	    --build-arg VERSION=$(VERSION) -t duplet-$$service:$(VERSION) .; \
+	  DOCKER_BUILDKIT=1 $(DOCKER) build -f docker/$$service.Dockerfile \
+	    --build-arg VERSION=$(VERSION) --build-arg CUDA=$(CUDA) \
+	    --build-arg "REVISION=$$(git describe --always --dirty --abbrev=40 2>/dev/null)" \
+	    --build-arg "SOURCE=$$(git config --get remote.origin.url)" \
+	    $(BUILD_FLAGS) -t duplet-$$service:$(VERSION)$(if $(CUDA),-gpu) .; \
 	done
 
 compose-test: $(STAMP)  ## a unit of containers, used and broken; COMPOSE='docker compose'

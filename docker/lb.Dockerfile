@@ -2,6 +2,7 @@
 # From the repository's root, with BuildKit:
 #   docker build -f docker/lb.Dockerfile -t duplet-lb:0.1.0 .
 # BASE: a Debian or Ubuntu with Python 3.11 or newer.
+# CUDA and TORCH_INDEX are the other images' arguments; nothing here depends on them.
 # Optional secrets, for a mirror of PyPI: `pip` is a pip.conf, `ca` its bundle of certificates,
 # which lies in /ca.crt while packages are installed.
 ARG BASE=debian:bookworm-slim
@@ -14,17 +15,19 @@ RUN apt-get update -q && apt-get install -qy --no-install-recommends python3 \
 
 # What to install: asked of the pyproject files, so that the next stage sees only the answer.
 FROM python AS manifest
+ARG CUDA=
+ARG TORCH_INDEX=https://download.pytorch.org/whl
 WORKDIR /src
 COPY . .
-RUN python3 docker/dependencies.py lb index > /index.txt \
+RUN python3 docker/dependencies.py lb index ${CUDA} > /index.txt \
+ && python3 docker/dependencies.py lb constraints ${CUDA} > /constraints.txt \
  && python3 docker/dependencies.py lb own > /own.txt
 
 # What others made. Rebuilt only when the answer or a pinned version changes.
 FROM python AS dependencies
 RUN apt-get update -q && apt-get install -qy --no-install-recommends python3-venv binutils
 RUN python3 -m venv /pip && python3 -m venv --without-pip /opt/duplet
-COPY constraints.txt /
-COPY --from=manifest /index.txt /
+COPY --from=manifest /index.txt /constraints.txt /
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/ca.crt \
     /pip/bin/pip --no-cache-dir install -q -c /constraints.txt hatchling \
  && /pip/bin/pip --python /opt/duplet/bin/python --no-cache-dir install -q --no-compile \
@@ -54,9 +57,13 @@ RUN python -c "import duplet_lb.__main__, duplet_unit.commands"
 USER 10001:10001
 EXPOSE 50051
 ARG VERSION=0.1.0
+ARG REVISION=
+ARG SOURCE=
 LABEL org.opencontainers.image.title="duplet-lb" \
       org.opencontainers.image.description="Duplet's front door: admits requests, streams rows" \
       org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
     CMD ["duplet-probe", "127.0.0.1:50051"]

@@ -2,8 +2,8 @@
 # From the repository's root, with BuildKit:
 #   docker build -f docker/prefill.Dockerfile -t duplet-prefill:0.1.0 .
 # BASE: a Debian or Ubuntu with Python 3.11 or newer.
-# EXTRA=gpu: with what GPUs need. TORCH_INDEX: where torch comes from besides PyPI, whose own build is
-# the CUDA build; RUNTIME_PACKAGES: of Debian, for Triton, which compiles its launchers with gcc.
+# CUDA: the variant for GPUs, such as 13.0: torch's build, CUDA's bindings and what else GPUs need.
+# Empty: for CPUs. TORCH_INDEX: the folder of PyTorch's indexes; empty: torch from PyPI.
 # Optional secrets, for a mirror of PyPI: `pip` is a pip.conf, `ca` its bundle of certificates,
 # which lies in /ca.crt while packages are installed.
 ARG BASE=debian:bookworm-slim
@@ -16,23 +16,23 @@ RUN apt-get update -q && apt-get install -qy --no-install-recommends python3 \
 
 # What to install: asked of the pyproject files, so that the next stage sees only the answer.
 FROM python AS manifest
-ARG EXTRA=
+ARG CUDA=
+ARG TORCH_INDEX=https://download.pytorch.org/whl
 WORKDIR /src
 COPY . .
-RUN python3 docker/dependencies.py prefill index ${EXTRA} > /index.txt \
+RUN python3 docker/dependencies.py prefill index ${CUDA} > /index.txt \
+ && python3 docker/dependencies.py prefill constraints ${CUDA} > /constraints.txt \
  && python3 docker/dependencies.py prefill own > /own.txt
 
 # What others made. Rebuilt only when the answer or a pinned version changes.
 FROM python AS dependencies
 RUN apt-get update -q && apt-get install -qy --no-install-recommends python3-venv binutils
 RUN python3 -m venv /pip && python3 -m venv --without-pip /opt/duplet
-COPY constraints.txt /
-COPY --from=manifest /index.txt /
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY --from=manifest /index.txt /constraints.txt /
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/ca.crt \
     /pip/bin/pip --no-cache-dir install -q -c /constraints.txt hatchling \
  && /pip/bin/pip --python /opt/duplet/bin/python --no-cache-dir install -q --no-compile \
-    ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} -c /constraints.txt -r /index.txt
+    -c /constraints.txt -r /index.txt
 COPY docker/trim.sh /
 RUN sh /trim.sh /opt/duplet
 
@@ -46,9 +46,10 @@ RUN cd /src && sed 's#^#./#' own.txt \
     --prefix /layer /wheels/*.whl
 
 FROM python
-ARG RUNTIME_PACKAGES=
-RUN [ -z "${RUNTIME_PACKAGES}" ] || { apt-get update -q \
- && apt-get install -qy --no-install-recommends ${RUNTIME_PACKAGES} \
+ARG CUDA=
+# Triton compiles its launchers at run time.
+RUN [ -z "${CUDA}" ] || { apt-get update -q \
+ && apt-get install -qy --no-install-recommends gcc libc6-dev python3-dev \
  && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*; }
 RUN groupadd --gid 10001 duplet \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp duplet \
@@ -57,13 +58,18 @@ COPY --from=dependencies /opt/duplet /opt/duplet
 COPY --from=code /layer /opt/duplet
 ENV PATH=/opt/duplet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 \
     DUPLET_RUN_DIR=/run/duplet NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# Bytecode of what a start loads, and no other.
-RUN python -c "import duplet_prefill.__main__, duplet_engine.process, duplet_unit.commands"
+# Bytecode of what a start loads, and no other; and torch is the variant that was asked for.
+RUN python -c "import duplet_prefill.__main__, duplet_engine.process, duplet_unit.commands, torch; \
+    assert (torch.version.cuda or '') == '${CUDA}', torch.version.cuda"
 USER 10001:10001
 ARG VERSION=0.1.0
+ARG REVISION=
+ARG SOURCE=
 LABEL org.opencontainers.image.title="duplet-prefill" \
       org.opencontainers.image.description="Duplet's prefill: turns prompts into KV" \
       org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A large model takes minutes to load; the first good answer ends the start period.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=600s --retries=3 \

@@ -3,6 +3,13 @@
 set -eu
 site=$(echo "$1"/lib/python3*/site-packages)
 find "$site" -type d -name tests -prune -exec rm -r {} +
+find "$site" -name conftest.py -delete
+# Compiled tests. torch.testing and a few test_*.py stay: torch itself imports them.
+rm -rf "$site"/torch/test "$site"/torch/bin/*Test "$site"/torch/bin/test_*
+# torch asks for it, to build extensions; no service does.
+for tool in setuptools pkg_resources _distutils_hack distutils-precedence.pth; do
+  rm -rf "$site/$tool" "$site/$tool"-*.dist-info
+done
 rm "$site"/numpy/_core/_simd.*.so "$site"/numpy/_core/_*_tests.*.so
 # Triton compiles with its own headers.
 find "$site" -type f -not -path "$site/triton/*" -regex '.*\.\(pyi\|a\|h\|pxd\|pxi\|pyx\|proto\)' -delete

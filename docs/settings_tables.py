@@ -17,6 +17,7 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+from docs import compose_tables
 from duplet_decode.__main__ import DecodeSettings
 from duplet_kvproxy.__main__ import KvproxySettings
 from duplet_lb.settings import LbSettings
@@ -54,8 +55,8 @@ Made from the code by `make tables`; do not edit.
 Every setting comes from the environment, or from the TOML file that `DUPLET_CONFIG` names: what
 all services share at the top, a service's own in its table, in lower case. The environment wins;
 `DUPLET_<SERVICE>_<NAME>` wins over `DUPLET_<NAME>`. An unknown name or a bad value ends the start
-with exit code 2 and says which it is. In containers, `compose.yaml` passes on what is set where
-Compose runs.
+with exit code 2 and says which it is. Compose stands between, and passes on names that it knows:
+see [In containers](#in-containers).
 """
 
 
@@ -66,6 +67,7 @@ def page() -> str:
     for kind in CLASSES:
         own = [name for name in kind.model_fields if name not in shared]
         parts += _section(kind.role, f"{PREFIX}{kind.role.upper()}_", kind, own)
+    parts += compose_tables.section(CLASSES)
     return "\n".join(parts)
 
 

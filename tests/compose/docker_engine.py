@@ -1,8 +1,8 @@
 """A Docker engine to test with: the one that runs, or one that is installed and started here.
 
 On a machine without an engine, and as root on Debian, the distribution's packages are installed
-and `dockerd` runs on sockets of its own, without its default bridge, until the context ends.
-Its images stay, for the next run.
+and `dockerd` runs on sockets of its own, without its default bridge, until the context ends, and
+leaves the packet filter as it was. Its images stay, for the next run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.compose.firewall import kept_firewall
 
 PACKAGES = ("docker.io", "docker-compose", "tini", "debootstrap")
 DEBIANS_DOCKER = "/usr/bin/docker"
@@ -87,7 +89,7 @@ def running_engine() -> Iterator[Engine]:
         return
     with tempfile.TemporaryDirectory(prefix="duplet-docker-") as folder:
         environment["DOCKER_HOST"] = f"unix://{folder}/docker.sock"
-        with started_daemon(Path(folder), docker, environment):
+        with kept_firewall(), started_daemon(Path(folder), docker, environment):
             yield Engine(docker, compose_command(docker, environment), environment, is_ours=True)
 
 

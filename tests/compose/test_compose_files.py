@@ -12,14 +12,16 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from docker.dependencies import closure, own_projects
+from docker.dependencies import closure, constraint_lines, index_lines, own_projects
+from docs.compose_tables import environment, image_environment, setting_names
 from docs.settings_tables import CLASSES, texts_of
 from duplet_core.ids import Role
-from duplet_runtime.settings import MONOLITH, PREFIX, ServiceSettings
+from duplet_runtime.settings import CONFIG_VARIABLE, MONOLITH, PREFIX, ServiceSettings
 
 ROOT = Path(__file__).parents[2]
 SERVICES = tuple(str(role) for role in Role)
-FILES = ("compose.yaml", "compose.gpu.yaml", "tests/compose/slow_copies.yaml")
+OURS = ("compose.yaml", "compose.gpu.yaml")
+FILES = (*OURS, *(f"tests/compose/{p.name}" for p in Path(__file__).parent.glob("*.yaml")))
 VALIDATOR = jsonschema.Draft7Validator(
     json.loads(Path(__file__).with_name("compose-spec.schema.json").read_text())
 )
@@ -67,19 +69,32 @@ def test_the_schema_refuses_what_is_no_compose_file() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_setting_is_passed_on(service: str) -> None:
-    """But for what the image fixes, and for what exists for fault tests."""
-    passed = set(compose("compose.yaml")["services"][service]["environment"])
+    """Under all its names, but for what is fixed for all services, or exists for tests."""
     kind = settings_of(service)
-    texts = texts_of(kind)
-    shared = {f"{PREFIX}{name.upper()}" for name in ServiceSettings.model_fields}
-    own = {
-        f"{PREFIX}{service.upper()}_{name.upper()}"
-        for name in kind.model_fields
-        if name not in ServiceSettings.model_fields and "ault tests" not in texts.get(name, "")
-    }
-    fixed = set(re.findall(r"(DUPLET_\w+)=", dockerfile(service)))
-    wanted = (shared | own) - fixed
-    assert passed == wanted, f"compose.yaml, {service}: {sorted(passed ^ wanted)}"
+    passed = environment("compose.yaml", service)
+    fixed = set(image_environment(service)) | {n for n, value in passed.items() if value}
+    wanted = set()
+    for name in setting_names(kind):
+        field = name.removeprefix(PREFIX).removeprefix(f"{service.upper()}_").lower()
+        for_all = f"{PREFIX}{field.upper()}"
+        is_test = field in kind.model_fields and "ault tests" in texts_of(kind).get(field, "")
+        if not is_test and (name == for_all or for_all not in fixed):
+            wanted.add(name)
+    wanted -= set(image_environment(service))
+    assert set(passed) == wanted, f"compose.yaml, {service}: {sorted(set(passed) ^ wanted)}"
+
+
+def test_the_pages_words_on_containers() -> None:
+    """Names are passed on, a file is read by all, and what is fixed is no variable."""
+    told = {service: environment("compose.yaml", service) for service in SERVICES}
+    both = ("DUPLET_LOG_LEVEL", "DUPLET_DECODE_LOG_LEVEL")
+    assert all(told["decode"][name] is None for name in both)
+    for service in SERVICES:
+        path = told[service][CONFIG_VARIABLE]
+        mounted = compose("compose.yaml")["services"][service]["volumes"]
+        assert f"${{UNIT_CONFIG:-/dev/null}}:{path}:ro" in mounted
+        # No name that the service would refuse, and no other service's.
+        assert set(told[service]) <= set(setting_names(settings_of(service)))
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -98,16 +113,17 @@ def test_who_stops_in_time_finishes_what_it_has(service: str) -> None:
     told = compose("compose.yaml")["services"][service]
     named = told["environment"].get(f"{PREFIX}{service.upper()}_DRAIN_S")
     drain = settings_of(service).model_fields["drain_s"].default
-    drain_s = float(seconds(named)) if named else drain
-    assert drain_s < float(seconds(told["stop_grace_period"]))
+    drain_s = seconds(named) if named else drain
+    assert drain_s < seconds(told["stop_grace_period"])
+    assert told["stop_grace_period"].startswith("${STOP_GRACE:-")
     if service == Role.LB:
         assert settings_of(service).model_fields["longest_s"].default < drain_s
 
 
-def seconds(text: str) -> str:
+def seconds(text: str) -> float:
     match = SECONDS.fullmatch(text)
     assert match is not None, text
-    return match[1]
+    return float(match[1])
 
 
 def test_lb_stops_first_and_the_writer_last() -> None:
@@ -148,12 +164,65 @@ def test_one_version() -> None:
         assert changed is None or changed["image"] == f"duplet-{service}:{wanted}-gpu"
 
 
-def test_what_images_share_is_one_layer() -> None:
+@pytest.mark.parametrize("name", ["python", "manifest", "dependencies", "code"])
+def test_what_images_share_is_one_layer(name: str) -> None:
     """Equal instructions are built once: the Python of all four, the torch of two."""
-    assert len({stage(service, "python") for service in SERVICES}) == 1
-    assert stage("prefill", "dependencies") == stage("decode", "dependencies")
+    told = {
+        stage(s, name).replace(f"dependencies.py {s} ", "dependencies.py SERVICE ")
+        for s in SERVICES
+    }
+    assert len(told) == 1, name
+
+
+def test_engines_share_their_dependencies() -> None:
     assert closure("prefill", "")[1] == closure("decode", "")[1]
     assert closure("prefill", "gpu")[1] == closure("decode", "gpu")[1]
+
+
+def test_the_last_stages_differ_in_names_only() -> None:
+    """Of the two engines: their module, their socket, their words about themselves."""
+    prefill, decode = (
+        re.sub(r"(image\.description=).*", r"\1", dockerfile(s).rpartition("\nFROM ")[2]).replace(
+            s, "X"
+        )
+        for s in ("prefill", "decode")
+    )
+    assert prefill == decode
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_one_argument_selects_cuda(service: str) -> None:
+    """torch's build and the bindings: in the Dockerfiles, and by the GPU pair's file."""
+    manifest = stage(service, "manifest")
+    for kind in ("index", "constraints"):
+        assert f"dependencies.py {service} {kind} ${{CUDA}} > /{kind}.txt" in manifest
+    assert "-c /constraints.txt -r /index.txt" in stage(service, "dependencies")
+    assert "COPY --from=manifest /index.txt /constraints.txt /" in stage(service, "dependencies")
+    told = compose("compose.gpu.yaml")["services"].get(service, {})
+    assert service == "lb" or told["build"]["args"] == {"CUDA": "${BUILD_CUDA:-13.0}"}
+    if service in (Role.PREFILL, Role.DECODE):
+        assert "assert (torch.version.cuda or '') == '${CUDA}'" in dockerfile(service)
+
+
+def test_what_the_argument_selects() -> None:
+    whl = "https://mirror/whl/"
+    assert index_lines("decode", "", whl)[0] == "--extra-index-url https://mirror/whl/cpu"
+    assert index_lines("decode", "13.2", whl)[0] == "--extra-index-url https://mirror/whl/cu132"
+    assert index_lines("kvproxy", "13.0", whl) == index_lines("kvproxy", "13.0", "")
+    assert "torch" in index_lines("decode", "13.0", "")
+    assert any(line.startswith("cuda-bindings") for line in index_lines("kvproxy", "13.0", ""))
+    pinned = "# Why.\ncuda-bindings==13.0.3\nnumpy==2.4.6\n"
+    assert constraint_lines(pinned, "") == ["cuda-bindings==13.0.3", "numpy==2.4.6"]
+    assert constraint_lines(pinned, "13.0") == constraint_lines(pinned, "")
+    assert constraint_lines(pinned, "13.2") == ["cuda-bindings==13.2.*", "numpy==2.4.6"]
+
+
+def test_compose_hands_on_every_build_argument() -> None:
+    """But for VERSION, which the Dockerfile has, and CUDA, which makes it the GPU pair."""
+    for service in SERVICES:
+        known = set(re.findall(r"^ARG (\w+)", dockerfile(service), re.MULTILINE))
+        passed = set(compose("compose.yaml")["services"][service]["build"]["args"])
+        assert passed == known - {"VERSION", "CUDA"}, service
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -51,6 +51,7 @@ def environment_of(service: Role, shell: dict[str, str], *, gpus: bool) -> dict[
                 told[name] = put_in(str(value), shell)
             elif name in shell:
                 told[name] = shell[name]
+        told.pop("DUPLET_CONFIG", None)  # An empty file, unless UNIT_CONFIG names another.
         if gpus and "deploy" in section:
             told[VISIBLE] = ",".join(dict.fromkeys(reserved(section["deploy"], shell)))
     return told

@@ -75,4 +75,8 @@ def test_the_doctor_says_so(words: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"\]\((\S+?)\)", PAGE))))
 def test_a_link_leads_somewhere(name: str) -> None:
-    assert (ROOT / "docs" / name).exists()
+    path, _, heading = name.partition("#")
+    assert (ROOT / "docs" / path).exists()
+    if heading:
+        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / path).read_text("utf-8"), re.MULTILINE)
+        assert heading in {h.lower().replace(" ", "-") for h in headings}
