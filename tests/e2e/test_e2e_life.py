@@ -29,7 +29,8 @@ SLOW_PROMPT = Ask(seed=60, text="y", max_rows=5, voice_rows=2000)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unit() -> AsyncIterator[LiveUnit]:
     # Copies are slow, so that an end can come before the first row.
-    async with live_unit({"DUPLET_KVPROXY_COPY_DELAY_S": "0.05"}) as started:
+    slow = {Role.KVPROXY: "tests.faults.slow_kvproxy"}
+    async with live_unit({"SLOW_COPY_S": "0.05"}, modules=slow) as started:
         yield started
 
 

@@ -16,7 +16,7 @@ from tests.e2e.live_unit import live_unit, until
 from tests.e2e.streams import Ask, Load, known_spec
 
 SETTINGS = {
-    "DUPLET_KVPROXY_COPY_DELAY_S": "0.1",
+    "SLOW_COPY_S": "0.1",
     "DUPLET_DECODE_TRANSFER_DEADLINE_S": "0.3",
     # What is given up here is far more than the 25 % that would make decode refuse.
     "DUPLET_DECODE_QUARANTINE_PERCENT": "100",

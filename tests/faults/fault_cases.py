@@ -112,6 +112,30 @@ class Outcome:
     times: ErrorTimes
 
 
+class Ear:
+    """Hears what the unit says from now on, and tells what came of streams that met it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._logs = {role: scene.unit.supervisor.log_path(role) for role in SERVICES}
+        self._offsets = {role: path.stat().st_size for role, path in self._logs.items()}
+        scene.lb_deaths_s.clear()
+        scene.lb_awake_s.clear()
+
+    def outcome(self, name: str, seconds: float, streams: list[Stream]) -> Outcome:
+        """Of ended streams whose requests have ids of the client's."""
+        scene = self._scene
+        lines = read_lines(self._logs, self._offsets)
+        errors = [stream.error for stream in streams if stream.error is not None]
+        return Outcome(
+            name=name,
+            seconds=seconds,
+            good=len(streams) - len(errors),
+            errors=Counter(error.reason or error.code.name for error in errors),
+            times=measure(streams, Knowledge(lines, scene.lb_deaths_s, scene.lb_awake_s)),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One process of the unit."""
@@ -242,7 +266,7 @@ CASES = (
     Case("decode's output stopped", choke_decode, around=choke_between),
     Case("three ends withheld", withhold_three, coming=7),
 )
-ALL_CASES = (*CASES, *(as_draining(case) for case in CASES if case.around is at_once))
+ALL_CASES = (*CASES, *map(as_draining, CASES))
 PAUSES_AND_KILLS = tuple(
     case
     for case in CASES
@@ -265,10 +289,7 @@ async def run_case(scene: Scene, case: Case) -> Outcome:
     """
     began = time.monotonic()
     async with case.around(scene):
-        logs = {role: scene.unit.supervisor.log_path(role) for role in SERVICES}
-        offsets = {role: path.stat().st_size for role, path in logs.items()}
-        scene.lb_deaths_s.clear()
-        scene.lb_awake_s.clear()
+        ear = Ear(scene)
         load = await _fault_under_load(scene, case)
     await _assert_unharmed(scene, load)
     if case.draining:
@@ -277,17 +298,10 @@ async def run_case(scene: Scene, case: Case) -> Outcome:
     await scene.observe()
     assert scene.mismatches == 0, f"{scene.mismatches} KV mismatches"
     streams = [stream for done in load.done for stream in done]
-    errors = Counter(s.error.reason or s.error.code.name for s in streams if s.error is not None)
+    outcome = ear.outcome(case.name, time.monotonic() - began, streams)
     if case.draining and case.peaceful:
-        assert not errors, errors
-    known = Knowledge(read_lines(logs, offsets), scene.lb_deaths_s, scene.lb_awake_s)
-    return Outcome(
-        name=case.name,
-        seconds=time.monotonic() - began,
-        good=sum(stream.error is None for stream in streams),
-        errors=errors,
-        times=measure(streams, known),
-    )
+        assert not outcome.errors, outcome.errors
+    return outcome
 
 
 async def _fault_under_load(scene: Scene, case: Case) -> Load:

@@ -22,6 +22,7 @@ from tests.e2e.streams import Ask, Load, Stream, assert_prefix, known_spec, read
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+SLOW_COPIES = {Role.KVPROXY: "tests.faults.slow_kvproxy"}
 ASKS = [Ask(seed, max_rows=60) for seed in range(100, 108)]
 PROCESSES = 6
 """Four I/O processes and two engines."""
@@ -30,8 +31,9 @@ PROCESSES = 6
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unit() -> AsyncIterator[LiveUnit]:
     # Most of the time before a first row is then a copy's, so that the fault meets some.
-    settings = {"DUPLET_KVPROXY_COPY_DELAY_S": "0.05"}
-    async with live_unit(settings, replace(QUICK, stopped_s=3.0)) as started:
+    settings = {"SLOW_COPY_S": "0.05"}
+    limits = replace(QUICK, stopped_s=3.0)
+    async with live_unit(settings, limits, modules=SLOW_COPIES) as started:
         yield started
 
 

@@ -16,16 +16,17 @@ from tests.e2e.streams import Ask, Load, Stream, assert_prefix, assert_same, kno
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+SLOW_COPIES = {Role.KVPROXY: "tests.faults.slow_kvproxy"}
 ASKS = [Ask(seed, max_rows=40) for seed in range(100, 108)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unit() -> AsyncIterator[LiveUnit]:
     settings = {
-        "DUPLET_KVPROXY_COPY_DELAY_S": "0.15",
+        "SLOW_COPY_S": "0.15",
         "DUPLET_DECODE_TRANSFER_DEADLINE_S": "1.5",
     }
-    async with live_unit(settings) as started:
+    async with live_unit(settings, modules=SLOW_COPIES) as started:
         yield started
 
 

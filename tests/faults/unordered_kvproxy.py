@@ -3,7 +3,8 @@ engines would: `python -m tests.faults.unordered_kvproxy`.
 
 The product's mover on a CPU runs one copy after the other, so that a copy of a transfer that
 was given up is over before the next transfer's begins, whatever decode did with the pages.
-Here every second copy takes eight times as long as its neighbours: what it writes comes late.
+Here every second copy takes eight times as long as its neighbours, which are those of
+`slow_kvproxy`: what it writes comes late.
 
 SIGUSR1: of the next three transfers that have a copy begin or end, that copy is told to have
 ended UNKNOWN; one that begins writes all the same, later.
@@ -16,12 +17,11 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
-from unittest.mock import patch
 
 from duplet_core.effects import CopyResult, StartCopy
 from duplet_core.ids import TransferId
-from duplet_kvproxy import __main__ as kvproxy
 from duplet_kvproxy.mover import Mover
+from tests.faults import slow_kvproxy
 
 OVERLAPPING = 16
 SLOWER = 8
@@ -40,7 +40,6 @@ class UnorderedMover(Mover):
         self._threads = ThreadPoolExecutor(OVERLAPPING)
         self._running = set()
         super().__init__(*arguments)
-        self._own = threading.local()
 
     def _start(self, copy: StartCopy) -> None:
         self._running = {work for work in self._running if not work.done()}
@@ -60,16 +59,8 @@ class UnorderedMover(Mover):
         return result, detail
 
     def _copy(self, copy: StartCopy) -> tuple[CopyResult | None, str]:
-        self._own.slower = SLOWER if copy.copy % 2 else 1
+        slow_kvproxy.pace.times = SLOWER if copy.copy % 2 else 1
         return super()._try_start(copy)
-
-    @property
-    def _delay_s(self) -> float:
-        return self._told_delay_s * float(self._own.slower)
-
-    @_delay_s.setter
-    def _delay_s(self, value: float) -> None:
-        self._told_delay_s = value
 
     def _land_all(self) -> None:
         wait(self._running)
@@ -103,8 +94,7 @@ unknowns = Unknowns()
 
 def main() -> int:
     signal.signal(signal.SIGUSR1, lambda *_: unknowns.ask(UNKNOWNS))
-    with patch.object(kvproxy, "Mover", UnorderedMover):
-        return kvproxy.main()
+    return slow_kvproxy.main(UnorderedMover)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from tests.services.test_kvproxy_service_faults import CpuPlace
 
 TRANSFERS = 150
 PRODUCT = "duplet_kvproxy"
+SLOW = "tests.faults.slow_kvproxy"
 UNORDERED = "tests.faults.unordered_kvproxy"
 """Copies of several transfers are under way at once there, and end in any order."""
 COPY_S = 0.003
@@ -50,7 +51,7 @@ def kvproxy_of(
 ) -> AbstractAsyncContextManager[KvproxyProcess]:
     """It does not leave because this machine is busy: an end may be withheld for long."""
     settings = {
-        "DUPLET_KVPROXY_COPY_DELAY_S": str(copy_s),
+        "SLOW_COPY_S": str(copy_s),
         "DUPLET_KVPROXY_WITHHELD_AFTER_S": str(LIMIT_S),
         "DUPLET_KVPROXY_WITHHELD_LIMIT_S": str(LIMIT_S),
     }
@@ -77,7 +78,7 @@ async def play(
 
 
 @pytest.mark.parametrize(
-    ("seed", "module", "copy_s"), [(1, PRODUCT, 0.0), (2, PRODUCT, 0.002), (3, UNORDERED, 0.002)]
+    ("seed", "module", "copy_s"), [(1, PRODUCT, 0.0), (2, SLOW, 0.002), (3, UNORDERED, 0.002)]
 )
 async def test_every_byte_is_accounted_for(
     place: CpuPlace, run_dir: Path, seed: int, module: str, copy_s: float

@@ -61,8 +61,6 @@ class KvproxySettings(ServiceSettings):
     transports: str = "shm"
     """Transports that are allowed, in order of preference, by commas: shm (CPU pools), pages,
     push, pull, staged (GPU pools), host (GPUs without peer access). Nothing else is used."""
-    copy_delay_s: float = Field(default=0.0, ge=0, le=86_400, allow_inf_nan=False)
-    """Fault tests only: every copy takes at least so long."""
 
     @field_validator("transports")
     @classmethod
@@ -81,9 +79,7 @@ class KvproxyExecutor(Executor):
         machine.transport = f"allowed: {', '.join(choice.allowed)}"
         self._pools: dict[Role, PoolDescription] = {}
         """Of the newest instance of each role: what the transport in use follows from."""
-        self.mover = Mover(
-            self._copy_done, choice, self._mover_failed, service.settings.copy_delay_s
-        )
+        self.mover = Mover(self._copy_done, choice, self._mover_failed)
         self._copies = {
             name: self.metrics.counter("copies", "Copies that began", {"transport": name})
             for name in choice.allowed

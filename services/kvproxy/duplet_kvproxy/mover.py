@@ -56,16 +56,13 @@ class Mover:
         on_done: Callable[[CopyDone], None],
         choice: Choice,
         on_broken: Callable[[str], None],
-        delay_s: float = 0.0,
     ) -> None:
         """`on_done` and `on_broken` are called in the event loop that made the mover; the
-        second when a GPU's context has failed, or the thread. `delay_s` (fault tests): every
-        copy takes so much longer, so that faults meet copies in flight."""
+        second when a GPU's context has failed, or the thread."""
         self._loop = asyncio.get_running_loop()
         self._on_done = on_done
         self._on_broken = on_broken
         self._choice = choice
-        self._delay_s = delay_s
         self._work: queue.SimpleQueue[StartCopy | InstanceId | None] = queue.SimpleQueue()
         """Copies, bounded by MAX_QUEUED; mappings to close, by the instances that can be watched;
         and the end. None of the latter may be refused."""
@@ -201,7 +198,7 @@ class Mover:
             if isinstance(source, Pool) and isinstance(dest, Pool):
                 have, want = source.description, dest.description
                 checked = check_copy(have, copy.source_pages, want, copy.dest_pages, *rows)
-                copy_shared_memory(checked, source, dest, self._delay_s)
+                copy_shared_memory(checked, source, dest)
                 self._count("shm", checked.copied_bytes)
                 return CopyResult.OK, ""
             if isinstance(source, Pool) or isinstance(dest, Pool):
@@ -228,8 +225,6 @@ class Mover:
             if self._broken:
                 detail = f"the GPU failed: {self._broken}"
                 return
-            if self._delay_s:
-                time.sleep(self._delay_s)
             flight.wait()
             result, detail = CopyResult.OK, ""
         except CudaError as error:

@@ -11,12 +11,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal, Protocol
 
 from duplet_memory.cuda_driver import Device
 from duplet_memory.layout import PoolDescription
-from duplet_memory.plan import CopyPlan, RowCopy, execute, plan_ranges
+from duplet_memory.plan import RowCopy, execute, plan_ranges
 from duplet_memory.pool import Pool
 
 TransportName = Literal["shm", "pages", "push", "pull", "staged", "host"]
@@ -69,15 +68,6 @@ class GpuTransport(Protocol):
         ...
 
 
-def copy_shared_memory(copy: RowCopy, source: Pool, dest: Pool, delay_s: float = 0.0) -> None:
-    """The `shm` transport: copies on the CPU and returns when all is done. `delay_s` (fault
-    tests): stops half-way for so long, so that faults meet copies in flight."""
-    plan = plan_ranges(copy)
-    if not delay_s:
-        execute(plan, source.memory, dest.memory)
-        return
-    middle = len(plan.ranges) // 2
-    for ranges in (plan.ranges[:middle], plan.ranges[middle:]):
-        part = CopyPlan(ranges, plan.source_bytes, plan.dest_bytes)
-        execute(part, source.memory, dest.memory)
-        time.sleep(delay_s / 2)
+def copy_shared_memory(copy: RowCopy, source: Pool, dest: Pool) -> None:
+    """The `shm` transport: copies on the CPU and returns when all is done."""
+    execute(plan_ranges(copy), source.memory, dest.memory)
