@@ -13,10 +13,10 @@ from duplet_core.effects import LifelineUp
 from duplet_core.ids import InstanceId, Role
 from duplet_core.writer import WriterMachine
 from duplet_core.writer_state import WriterConfig
-from duplet_sim.explore import main
+from duplet_sim.explore import Job, find_missing, main, search, shares
 from duplet_sim.hazards import label, labels
+from duplet_sim.mutants import MUTANTS
 from duplet_sim.remote import RemoteWorld
-from duplet_sim.rules import MUTANTS
 from duplet_sim.scopes import SCOPES, Scope
 from duplet_sim.search import Explorer
 from duplet_sim.snapshot import clone, freeze
@@ -149,9 +149,45 @@ def test_with_nothing_left_out_a_right_core_is_safe_too() -> None:
 def test_the_shares_of_a_scope_are_its_faults() -> None:
     scope = replace(SMALL, faults=1, cancels=0, chunk_rows=2, kinds=SCOPES["three"].kinds)
     for first in labels(scope):
-        explorer = Explorer(scope, limit=4000, first=first)
+        explorer = Explorer(scope, limit=1000, first=first)
         explorer.run()
         assert {label(s) for s in explorer.steps if s[0] == "fault"} == {first}
+
+
+SLICES = {
+    "parts": 700,
+    "handoff": 400,
+    "grants": 400,
+    "one": 2600,
+    "twofold": 1600,
+    "again": 800,
+    "beside": 300,
+    "pair": 600,
+    "writer": 3500,
+    "three": 700,
+    "cancels": 700,
+    "voice": 400,
+    "remote": 400,
+}
+"""So many states of each share take all rare paths that the scope is there for."""
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_scope_takes_the_rare_paths_that_it_is_there_for(name: str) -> None:
+    found = [search(job) for job in shares(SCOPES[name], SLICES[name])]
+    assert [f.violation for f in found if f.violation] == []
+    assert find_missing(SCOPES[name], found) == []
+
+
+def test_a_search_that_misses_what_it_is_there_for_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = replace(SCOPES["grants"], marks=("copy hangs",))
+    monkeypatch.setitem(SCOPES, "grants", idle)
+    assert main(["--scope", "grants", "--cores", "1"]) == 1
+    assert "scope grants is empty of copy hangs" in capsys.readouterr().out.splitlines()
+    share = search(Job("grants", "stop lb", 100))
+    assert find_missing(replace(idle, marks=()), [share]) == ["stop lb"]
 
 
 def test_a_limit_leaves_the_search_incomplete() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,14 +49,17 @@ RARE = (
     "ended TRANSFER_FAILED",
     "ended WRITER_LOST",
     "engine fails",
+    "grant beside quarantine",
     "grants_ignored",
     "hellos_refused",
     "mapping closed",
     "prefix_cache_forgotten",
     "red quarantine",
     "red writer",
+    "refusal for quarantine while prefill computes",
     "reports_ignored",
     "stale_messages",
+    "transfer id submitted twice",
     "two instances at a time",
 )
 """Marks that these seeds must reach; each is a path that faults alone open."""
@@ -140,6 +144,17 @@ def test_the_trace_is_a_readable_story() -> None:
     assert not any("VIOLATION" in line for line in lines)
     assert not any("\\x" in line for line in lines)
     assert max(map(len, lines)) < 200
+
+
+def test_who_reads_only_the_beginning_of_a_story_gets_that(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duplet_sim.simulate", "--seed", "6", "--trace"]
+    with (tmp_path / "errors").open("w+b") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as story:
+            assert story.stdout is not None
+            story.stdout.close()
+        assert story.returncode == 0
+        errors.seek(0)
+        assert errors.read() == b""
 
 
 @pytest.mark.parametrize("stops_at_once", [False, True])

@@ -9,13 +9,14 @@ Each function raises a Violation that names the invariant:
     step-write       an engine writes a page that its machine does not hold for that sequence, or
                      that somebody else holds as well
     prefix           a prompt is computed on rows before it that are not its own
-    conservation     a page is in two places, or in none
+    conservation     a page is in two places, or in none; two may write into it
     ack              AbortAck, TransferFailed or Landed while a copy can still write
     release          SourceReleased while a copy can still read
     foreign-rows     a client gets a row that was not computed from its own prompt, or not next
     ended-once       a request ends twice, or gets rows after its end
     bound            decode grants while it drains or over the quarantine bound; a writer with
-                     too many withheld ends is green; a queue or an engine has more than its limit
+                     too many withheld ends is green; a queue or an engine has more than its limit;
+                     decode refuses for a quarantine that is too young
     superseded       a stream ends for the Hello of another instance
     order            prefill takes pages for a request while an earlier one waits for some
     protocol         a correct peer is accused of breaking the protocol
@@ -24,14 +25,14 @@ Each function raises a Violation that names the invariant:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from duplet_core.engine import Start
 from duplet_core.host import HostMachine
 from duplet_core.ids import InstanceId, Role, TransferId
 from duplet_sim.content import COLUMNS, DAMAGED, Rows
-from duplet_sim.engines import PrefillEngine
+from duplet_sim.engines import DecodeEngine, PrefillEngine
 from duplet_sim.parts import Copy, Process
 from duplet_sim.violation import Violation
 
@@ -165,8 +166,8 @@ def check_start(writer: Process, copy: Copy) -> None:
         raise Violation("release", f"{copy.transfer} starts a copy after SourceReleased")
 
 
-def check_grant(decode: Process, now: int) -> None:
-    """When decode, whose clock says `now`, lets a writer write."""
+def check_grant(decode: Process, now: int) -> bool:
+    """When decode, whose clock says `now`, lets a writer write; whether pages are in quarantine."""
     ledger = decode.node.machine.transfers.ledger
     young = decode.node.machine.transfers._count_at
     percent = decode.node.machine.config.quarantine_percent
@@ -179,6 +180,43 @@ def check_grant(decode: Process, now: int) -> None:
         raise Violation("bound", "decode grants while it drains")
     if held * 100 > percent * ledger.total:
         raise Violation("bound", f"decode grants with {held} pages quarantined")
+    return any(holding.state.value == "quarantined" for holding in ledger._holdings.values())
+
+
+def check_lone_writer(
+    processes: Mapping[InstanceId, Process],
+    decode: Process,
+    transfer: TransferId,
+    pages: tuple[int, ...],
+) -> None:
+    """When decode grants, and when a copy writes: nobody else writes, or may write, into these
+    pages. Who may is known from what was said and from who lives, whatever decode's books say."""
+    for told in decode.granted:
+        if told.transfer == transfer or set(pages).isdisjoint(told.pages):
+            continue
+        writer = processes.get(told.writer)
+        if writer is not None and not writer.exited and told.transfer not in writer.acked:
+            raise Violation("conservation", f"{told.transfer} and {transfer} may write {pages}")
+    engine = decode.engine
+    if isinstance(engine, DecodeEngine):
+        for seq, stream in engine.open.items():
+            if not set(pages).isdisjoint(stream.pages):
+                raise Violation("conservation", f"{transfer} may write {pages}, seq {seq}'s")
+
+
+def check_refusal(decode: Process, now: int) -> None:
+    """When decode refuses for quarantine: enough of the pages can be there for the grace time.
+    Nothing is in quarantine for longer than since it was granted."""
+    machine = decode.node.machine
+    since = now - machine.config.quarantine_grace_ns
+    held, total = machine.transfers.ledger._holdings, machine.transfers.ledger.total
+    old = 0
+    for told in decode.granted:
+        holding = held.get(told.transfer)
+        if holding is not None and holding.state.value == "quarantined" and told.told_ns <= since:
+            old += len(holding.pages)
+    if old * 100 <= machine.config.quarantine_percent * total:
+        raise Violation("bound", f"decode refuses for quarantine, {old} pages of {total} are old")
 
 
 def check_superseded(process: Process, peer: Role, old: InstanceId) -> None:

@@ -52,6 +52,7 @@ class CopyEngine:
             raise Violation("unmapped", f"{copy.transfer} touches a pool that is gone")
         checks.check_mapped(copy, writer)
         checks.check_written(copy, dest)
+        checks.check_lone_writer(self.processes, dest, copy.transfer, copy.dest_pages)
         staging, skip = writer.staging, copy.written
         moved = self._read(copy) if staging is None else staging.scatter(copy.number)
         dest = self.touch(copy.dest)

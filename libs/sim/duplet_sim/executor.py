@@ -11,15 +11,17 @@ from duplet_core.ids import Role
 from duplet_core.messages import (
     AbortAck,
     Admit,
+    Credit,
     Grant,
     Landed,
     Leaving,
+    Refused,
     SourceReleased,
     TransferFailed,
 )
 from duplet_sim import checks, promises
 from duplet_sim.content import ROW_BYTES, unpack_row
-from duplet_sim.parts import Client, Copy, Process
+from duplet_sim.parts import Client, Copy, GrantTold, Process
 from duplet_sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -73,13 +75,35 @@ def _send(world: World, process: Process, effect: Any) -> None:
                 process.charged |= {(message.transfer, source.dialer)}
                 promises.check_landed(world, process, source.dialer, message)
     elif kind is Grant:
-        checks.check_grant(process, world.now + process.skew)
-        promises.check_stays(world, process)
+        _grant(world, process, message)
+    elif kind is Refused or kind is Credit:
+        _refuse(world, process, message)
     elif kind is Admit:
         promises.check_welcome(process)
     elif effect.peer is Role.LB and process.role is Role.PREFILL:
         promises.note_told(process, effect.stream, message)
     world.put(process, effect.peer, effect.stream, message)
+
+
+def _grant(world: World, decode: Process, message: Grant) -> None:
+    now = world.now + decode.skew
+    if checks.check_grant(decode, now):
+        world.marks.add("grant beside quarantine")
+    checks.check_lone_writer(world.processes, decode, message.transfer, message.pages)
+    promises.check_stays(world, decode)
+    writer = decode.node.machine.links[Role.KVPROXY].current.instance
+    decode.granted = (*decode.granted, GrantTold(message.transfer, writer, message.pages, now))
+
+
+def _refuse(world: World, decode: Process, message: Any) -> None:
+    """decode refuses a request, or says to what it is able."""
+    if (message.reason if type(message) is Refused else message.refusing) is not Reason.QUARANTINE:
+        return
+    if world.config.host is None:
+        checks.check_refusal(decode, world.now + decode.skew)
+    prefill = world.primary(Role.PREFILL)
+    if type(message) is Refused and prefill is not None and prefill.node.machine.jobs.by_seq:
+        world.marks.add("refusal for quarantine while prefill computes")
 
 
 def _close(world: World, process: Process, effect: Any) -> None:

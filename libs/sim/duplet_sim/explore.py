@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from duplet_sim.hazards import labels
+from duplet_sim.hazards import label, labels
 from duplet_sim.scopes import SCOPES, Scope
 from duplet_sim.search import Explorer
 from duplet_sim.violation import Violation
@@ -40,6 +40,8 @@ class Found:
     seconds: float
     """Of processor time."""
     violation: str
+    marks: frozenset[str]
+    """Rare paths that were taken, and the labels of the faults that happened."""
 
 
 def search(job: Job) -> Found:
@@ -59,7 +61,16 @@ def search(job: Job) -> Found:
         explorer.complete,
         time.process_time() - began,
         violation,
+        frozenset(explorer.marks) | {label(step) for step in explorer.steps if step[0] == "fault"},
     )
+
+
+def find_missing(scope: Scope, found: list[Found]) -> list[str]:
+    """What a complete search of the scope should have met and has not: its marks, in some share
+    or other, and in each share the fault that the share is for."""
+    met = frozenset[str]().union(*(f.marks for f in found))
+    missing = [mark for mark in scope.marks if mark not in met]
+    return missing + [f.job.first for f in found if f.job.first and f.job.first not in f.marks]
 
 
 def shares(scope: Scope, limit: int | None) -> list[Job]:
@@ -97,12 +108,12 @@ def _search_all(jobs: list[Job], cores: int) -> Iterator[Found]:
         yield from pool.imap_unordered(search, jobs)
 
 
-def _report(jobs: list[Job], results: Iterable[Found], shows: bool) -> tuple[int, int]:
-    """Print each scope when its last share is done; all states, all violations."""
+def _report(jobs: list[Job], results: Iterable[Found], shows: bool) -> tuple[int, int, int]:
+    """Print each scope when its last share is done; all states, all violations, empty scopes."""
     left: dict[str, list[Found | None]] = {}
     for job in jobs:
         left.setdefault(job.scope, []).append(None)
-    total, violations = 0, 0
+    total, violations, empty = 0, 0, 0
     for found in results:
         name = found.job.scope
         total += found.states
@@ -115,7 +126,11 @@ def _report(jobs: list[Job], results: Iterable[Found], shows: bool) -> tuple[int
         done = [f for f in left[name] if f is not None]
         if len(done) == len(left[name]):
             print(describe(SCOPES[name], done), flush=True)
-    return total, violations
+            missing = find_missing(SCOPES[name], done) if all(f.complete for f in done) else []
+            if missing:
+                empty += 1
+                print(f"scope {name} is empty of {', '.join(missing)}", flush=True)
+    return total, violations, empty
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,11 +142,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     jobs = [job for name in options.scope or SCOPES for job in shares(SCOPES[name], options.limit)]
     began = time.perf_counter()
-    total, violations = _report(jobs, _search_all(jobs, options.cores), options.shares)
+    total, violations, empty = _report(jobs, _search_all(jobs, options.cores), options.shares)
     print("states are compared exactly, by numbered parts, not by a hash")
+    if not empty:
+        print("every scope that was searched to its end took the rare paths that it is there for")
     print(f"{time.perf_counter() - began:.0f} s on {options.cores} cores")
     print(f"{total} states, {violations} violations")
-    return 1 if violations else 0
+    return 1 if violations or empty else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from duplet_core.host import HostMachine
@@ -67,8 +68,12 @@ def jump(sim: Simulator) -> None:
 
 
 def storm(sim: Simulator) -> None:
-    for transfer in list(sim.clients):
+    """All clients give up, and some come again at once, under the id that they had."""
+    for transfer, client in list(sim.clients.items()):
         sim._do_cancel(transfer)
+        if transfer not in sim.clients and sim.plan.random() < 0.3:
+            order = sim.workload.draw(sim.submitted + 1)
+            sim.request(order, sim.swarm.deadline, client.submit.request_id)
 
 
 def drain(sim: Simulator) -> None:
@@ -94,11 +99,16 @@ def damage(sim: Simulator) -> None:
 
 
 def twice(sim: Simulator) -> None:
-    """A client uses an id that is live."""
+    """A client uses a request id that is live, or lb hears of a transfer id that is."""
     lb = sim.primary(Role.LB)
-    if lb is not None and lb.runs and sim.clients:
-        live = sim.plan.choice(list(sim.clients.values())).submit.request_id
-        sim.request(sim.workload.draw(sim.submitted + 1), 100, live)
+    if lb is None or not lb.runs or not sim.clients:
+        return
+    live = sim.plan.choice(list(sim.clients.values()))
+    if live.lb == lb.instance and sim.plan.random() < 0.5:
+        sim.marks.add("transfer id submitted twice")
+        sim.submit(replace(live.submit, request_id="another"), live.content)
+    else:
+        sim.request(sim.workload.draw(sim.submitted + 1), 100, live.submit.request_id)
 
 
 def orphan(sim: Simulator) -> None:

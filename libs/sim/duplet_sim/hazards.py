@@ -40,7 +40,7 @@ def labels(scope: Scope) -> list[str]:
     for kind in scope.kinds:
         roles = {
             "kill": scope.killable,
-            "stop": tuple(r for r in ROLES if r is not Role.LB),
+            "stop": ROLES,
             "sever": scope.severable,
             "twice": (Role.DECODE,),
             "drain": (Role.DECODE,),
@@ -62,7 +62,7 @@ def _of_processes(world: World, scope: Scope) -> Iterator[Action]:
             continue
         if "kill" in scope.kinds and role in scope.killable:
             yield ("fault", "kill", role, process.instance)
-        if "stop" in scope.kinds and not process.stopped and role is not Role.LB:
+        if "stop" in scope.kinds and not process.stopped:
             yield ("fault", "stop", role, process.instance)
         drains = "drain" in scope.kinds and role is Role.DECODE
         if drains and process.runs and not process.asked:
@@ -103,6 +103,7 @@ def strike(world: World, kind: Any, role: Any, what: Any) -> None:
         if stream is not None and not stream.closed[side]:
             world.deliver(key, side)
     elif kind == "hang":
+        world.marks.add("copy hangs")
         world.copies[what] = replace(world.copies[what], told=True)
     elif kind == "unknown":
         world.end_copy(what, CopyResult.UNKNOWN)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from duplet_core.ids import Role
-from duplet_sim import rules, rules_shared, rules_told
+from duplet_sim import rules, rules_again, rules_shared, rules_told
 from duplet_sim.mutant import Mutant
 from duplet_sim.scopes import SCOPES
 from duplet_sim.search import Explorer
@@ -16,7 +16,7 @@ from duplet_sim.simulator import Simulator
 from duplet_sim.swarm import draw, host_config
 from duplet_sim.violation import Violation
 
-MUTANTS = (*rules.MUTANTS, *rules_shared.MUTANTS, *rules_told.MUTANTS)
+MUTANTS = (*rules.MUTANTS, *rules_again.MUTANTS, *rules_shared.MUTANTS, *rules_told.MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,9 @@ class Process:
         """kvproxy: (transfer, prefill) of which it has said SourceReleased."""
         self.landed: frozenset[TransferId] = frozenset()
         """kvproxy: transfers of which it has told prefill that they landed."""
+        self.granted: tuple[GrantTold, ...] = ()
+        """decode: the grants that it has told. No part of the state: which of them are open is told
+        by `acked`, and by who lives."""
         self.told: tuple[int, Any] = (0, None)
         """On which stream, and what: prefill to lb, why it refuses; kvproxy to decode, that it
         leaves."""
@@ -179,6 +182,17 @@ class Copy:
     """Rows that are in place; a copy may stand half done."""
     told: bool = False
     """Its end was reported as unknown: it may still write."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantTold:
+    """A grant as decode said it. Open until its writer has told an end of it, or has exited."""
+
+    transfer: TransferId
+    writer: InstanceId
+    pages: tuple[int, ...]
+    told_ns: int
+    """By decode's clock."""
 
 
 @dataclass(frozen=True, slots=True)

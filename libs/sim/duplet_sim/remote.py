@@ -44,11 +44,13 @@ class RemoteWorld(World):
 
     def _read(self, copy: Copy) -> Rows:
         """The second half finds the rows in the chunk."""
+        self.marks.add("chunk received")
         return self.chunks[(copy.writer, copy.number)]
 
     def cut(self, key: CopyKey) -> None:
         """The connection is gone: the copy will not be written, whatever still arrives."""
         if key in self.chunks:
+            self.marks.add("chunk cut off")
             self.late[key] = (self.copies[key], self.chunks[key])
         self.end_copy(key, CopyResult.NOT_STARTED)
 
@@ -59,6 +61,8 @@ class RemoteWorld(World):
             self.copies[key], self.chunks[key] = copy, rows
             self.write_copy(key)
             self._forget_copy(key)
+        else:
+            self.marks.add("late chunk dropped")
 
     def is_wanted(self, key: CopyKey) -> bool:
         """The receiver's test of every chunk."""

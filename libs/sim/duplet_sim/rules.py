@@ -12,11 +12,11 @@ from duplet_core import decode_transfers, prefill_jobs, writer_transfers
 from duplet_core.decode import DecodeMachine
 from duplet_core.decode_state import Input as DecodeInput
 from duplet_core.decode_state import State as DecodeState
+from duplet_core.effects import SetHealth
 from duplet_core.errors import Reason
 from duplet_core.ids import PROTOCOL_VERSION, Role
 from duplet_core.ledger import Ledger, PageState
 from duplet_core.link import Link
-from duplet_core.machine import Machine
 from duplet_core.messages import (
     Abort,
     AbortAck,
@@ -150,6 +150,27 @@ def drain_needs_page(stack: ExitStack) -> None:
     method(stack, Decode, "_quarantine", needy)
 
 
+@mutant("a page still in quarantine is granted", "conservation")
+def grants_quarantined(stack: ExitStack) -> None:
+    """It is free for the next one from the quarantine on; the books add up at any rest."""
+    quarantine, free = Ledger.quarantine, Ledger._free_from
+
+    def lend(self: Any, transfer: Any) -> None:
+        quarantine(self, transfer)
+        pages = self._holdings[transfer].pages
+        self._free.extend(pages)
+        self._counts[PageState.FREE] += len(pages)
+
+    def forget(self: Any, transfer: Any, state: Any) -> None:
+        if state is PageState.QUARANTINED:
+            self._counts[state] -= len(self._holdings.pop(transfer).pages)
+        else:
+            free(self, transfer, state)
+
+    method(stack, Ledger, "quarantine", lend)
+    method(stack, Ledger, "_free_from", forget)
+
+
 @mutant("quarantine never refuses", "bound")
 def no_bound(stack: ExitStack) -> None:
     method(
@@ -190,6 +211,22 @@ def fail_after_error(stack: ExitStack) -> None:
     cell(stack, Writer, WriterState.MOVING, WriterInput.COPY_UNKNOWN, failed)
 
 
+@mutant("a copy of unknown end is over", "release", chances={"unknown": 0.3})
+def unknown_is_over(stack: ExitStack) -> None:
+    step = Writer.step_copy
+
+    def forgetful(self: Any, done: Any, what: WriterInput, now: int) -> None:
+        t = self._by_copy.get(done.copy)
+        if t is not None and what is WriterInput.COPY_UNKNOWN:
+            t.outstanding.remove(done.copy)
+            self._by_copy.pop(done.copy)
+            self.step(t, what, done, now)
+            return
+        step(self, done, what, now)
+
+    method(stack, Writer, "step_copy", forgetful)
+
+
 @mutant("grant that survives its abort", "ack")
 def grant_survives(stack: ExitStack) -> None:
     def abort(self: Any, t: Any, message: Any, now: int) -> None:
@@ -221,22 +258,32 @@ def grant_twice(stack: ExitStack) -> None:
 
 @mutant("move out of row order accepted", "release", search="parts")
 def any_row(stack: ExitStack) -> None:
-    """Two guards stand one behind the other: prefill gives up at a break, kvproxy refuses the
-    next rows. Both are off here. The rows before were given up, and their pages released: the
-    copy of the rest is the first thing that is wrong, before the incomplete KV lands."""
+    """Two guards stand one behind the other: prefill gives up at a break, kvproxy refuses rows
+    that are not the next. Both are off here. The rows before were given up, and their pages
+    released: the copy of the rest is the first thing that is wrong, before incomplete KV lands."""
     take = WriterMachine._take_move
 
     def lax(self: Any, move: Any, now: int) -> None:
         t = self.transfers.by_id.get(move.transfer)
-        if t is None:
-            self.transfers.open_move(move, self._speaker(Role.PREFILL), now)
-            return
-        t.next_row = move.start_row
+        if t is not None:
+            t.next_row = move.start_row
         take(self, move, now)
 
     method(stack, WriterMachine, "_take_move", lax)
     cell(stack, Jobs, PrefillState.COMPUTING, PrefillInput.WRITER_LOST, Jobs._ignore)
-    cell(stack, Jobs, PrefillState.COMPUTING, PrefillInput.RELEASED, Jobs._paid_first)
+
+
+@mutant("a transfer may begin in its middle", "release", timed={"orphan": 6})
+def begins_anywhere(stack: ExitStack) -> None:
+    take = WriterMachine._take_move
+
+    def lax(self: Any, move: Any, now: int) -> None:
+        if move.transfer in self.transfers.by_id:
+            take(self, move, now)
+        else:
+            self.transfers.open_move(move, self._speaker(Role.PREFILL), now)
+
+    method(stack, WriterMachine, "_take_move", lax)
 
 
 @mutant("move written before its grant", "late-write")
@@ -275,7 +322,6 @@ def no_answer(stack: ExitStack) -> None:
 
 @mutant("mapping closed under a copy", "unmapped", timed={"kill": 6})
 def unmap_early(stack: ExitStack) -> None:
-    """The nearest thing to a staging slot released early, in a core without staging."""
     method(stack, Writer, "copies_of", lambda self, instance: 0)
 
 
@@ -284,9 +330,16 @@ def never_exits(stack: ExitStack) -> None:
     method(stack, WriterMachine, "_check_withheld", lambda self, now: None)
 
 
-@mutant("withheld acks leave health green", "bound", chances={"unknown": 0.9}, requests=8)
+@mutant("withheld acks leave health green", "bound", chances={"hang": 0.3})
 def green(stack: ExitStack) -> None:
-    never_exits(stack)
+    """The writer exits in time, and nobody could see it coming."""
+    emit = WriterMachine.emit
+
+    def quiet(self: Any, effect: Any) -> None:
+        if not isinstance(effect, SetHealth) or effect.name != "writer":
+            emit(self, effect)
+
+    method(stack, WriterMachine, "emit", quiet)
 
 
 @mutant("quiescent from an old protocol version trusted", "ack", old_writer=True)
@@ -337,44 +390,7 @@ def no_doubt(stack: ExitStack) -> None:
     cell(stack, Jobs, PrefillState.HANDED, PrefillInput.WRITER_LOST, Jobs._ignore)
 
 
-# --- links --------------------------------------------------------------------------------
-
-
-@mutant("message of an older stream accepted", "ack", search="grants")
-def stale_accepted(stack: ExitStack) -> None:
-    take = Machine._take_message
-
-    def lax(self: Any, event: Any, now: int) -> None:
-        current = self.links[event.peer].current
-        if current is not None and not isinstance(event.message, Hello):
-            event = replace(event, stream=current.stream)
-        take(self, event, now)
-
-    method(stack, Machine, "_take_message", lax)
-
-
-@mutant("hello supersedes another instance's stream", "superseded", timed={"zombie": 2})
-def pushes_out(stack: ExitStack) -> None:
-    check = Link.check_hello
-
-    def lax(self: Any, stream: int, hello: Hello) -> Any:
-        refusal = check(self, stream, hello)
-        if refusal is not None and refusal.reason is Reason.OTHER_INSTANCE:
-            return None
-        return refusal
-
-    method(stack, Link, "check_hello", lax)
-
-
-@mutant("only the newest lifeline is remembered", "liveness", timed={"zombie": 6})
-def one_lifeline(stack: ExitStack) -> None:
-    watch = Link.watch
-
-    def single(self: Any, instance: Any) -> None:
-        self._watched.clear()
-        watch(self, instance)
-
-    method(stack, Link, "watch", single)
+# --- canaries ------------------------------------------------------------------------------
 
 
 @mutant("canary: a landing is never told", "liveness", every=True, seeds=50)

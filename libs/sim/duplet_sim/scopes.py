@@ -20,6 +20,19 @@ WRITERS = (Role.DECODE, Role.PREFILL)
 ALL = ("kill", "stop", "sever", "twice", "drain", "unknown", "hang", "refuse")
 """Every kind of fault that one host can have; `hazards` says what each is."""
 
+_STALE = ("closed SUPERSEDED", "stale_messages")
+"""Old words meet new ones: a Hello supersedes a stream, a message of an older one arrives."""
+
+_DEATHS = ("closed PEER_DIED", "mapping closed", "ended DECODE_LOST", "ended PREFILL_LOST")
+
+_COPIES = ("copy hangs", "copy wrote after its end was unknown", "red writer")
+
+_ENDS = ("ended CANCELLED", "ended TRANSFER_DEADLINE", "aborts_resent", "grants_ignored")
+
+_CHUNKS = ("chunk received", "chunk cut off", "late chunk dropped")
+
+_BESIDE = ("grant beside quarantine",)
+
 _VOICE = 1000
 """The content of the rows with which all prompts begin, where they share some."""
 
@@ -52,12 +65,21 @@ class Scope:
     """Prefill is on another host: see `remote`."""
     spread: bool = False
     """Searched in shares, by the first fault of a run, on all cores."""
+    marks: tuple[str, ...] = ()
+    """Rare paths that a complete search of it takes, or it is not what it is there for."""
 
 
-def _three(name: str, faults: int, cancels: int, kinds: tuple[str, ...], spread: bool) -> Scope:
+def _three(
+    name: str,
+    faults: int,
+    cancels: int,
+    kinds: tuple[str, ...],
+    marks: tuple[str, ...],
+    killable: tuple[Role, ...] = WRITERS,
+) -> Scope:
     """Three requests, each a page in both pools of two: two at once, and the third takes the
-    page of whichever is over first. With deaths of kvproxy or lb, or breaks of lb's streams,
-    this has more than three million states: `pair` has those, with two requests."""
+    page of whichever is over first. Not with lb's death or breaks of its streams, which `pair`
+    has: there are too many states, for clients come and go with it."""
     return Scope(
         name,
         3,
@@ -66,20 +88,55 @@ def _three(name: str, faults: int, cancels: int, kinds: tuple[str, ...], spread:
         kinds,
         prompt_rows=1,
         page_rows=4,
-        killable=WRITERS,
+        killable=killable,
         severable=WRITERS,
         same_ids=False,
-        spread=spread,
+        spread=faults > 0,
+        marks=marks,
+    )
+
+
+def _again(name: str, quarantine_percent: int, marks: tuple[str, ...]) -> Scope:
+    """A client tries again under the same id while the first try's page may be in quarantine.
+    Each try needs one page of two, so the first one's takes nothing from the second's credit."""
+    return Scope(
+        name,
+        2,
+        1,
+        0,
+        prompt_rows=1,
+        page_rows=4,
+        quarantine_percent=quarantine_percent,
+        spread=True,
+        marks=(*_STALE, *_DEATHS, *_COPIES, *marks),
     )
 
 
 SCOPES = {
     scope.name: scope
     for scope in (
-        Scope("parts", 1, 1, 0, ("sever",), severable=(Role.PREFILL,)),
-        Scope("handoff", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.PREFILL,)),
-        Scope("grants", 1, 1, 0, ("sever",), chunk_rows=2, severable=(Role.DECODE,)),
-        Scope("one", 1, 1, 1),
+        Scope("parts", 1, 1, 0, ("sever",), severable=(Role.PREFILL,), marks=_STALE),
+        Scope(
+            "handoff",
+            1,
+            1,
+            0,
+            ("sever",),
+            chunk_rows=2,
+            severable=(Role.PREFILL,),
+            marks=_STALE,
+        ),
+        Scope(
+            "grants",
+            1,
+            1,
+            0,
+            ("sever",),
+            chunk_rows=2,
+            severable=(Role.DECODE,),
+            marks=(*_STALE, "aborts_resent"),
+        ),
+        Scope("one", 1, 1, 1, marks=(*_STALE, *_DEATHS, *_COPIES, *_ENDS)),
         Scope(
             "twofold",
             1,
@@ -89,8 +146,10 @@ SCOPES = {
             chunk_rows=2,
             severable=WRITERS,
             spread=True,
+            marks=(*_STALE, "copy wrote after its end was unknown", "closed STALE_STREAM"),
         ),
-        Scope("again", 2, 1, 0, chunk_rows=2, quarantine_percent=25, spread=True),
+        _again("again", 25, ("refusal for quarantine while prefill computes",)),
+        _again("beside", 50, _BESIDE),
         Scope(
             "pair",
             2,
@@ -103,9 +162,11 @@ SCOPES = {
             severable=(Role.LB,),
             same_ids=False,
             spread=True,
+            marks=(*_STALE, *_BESIDE, "closed PEER_DIED", "ended WRITER_LOST"),
         ),
-        _three("three", 1, 0, ALL, True),
-        _three("cancels", 0, 1, (), False),
+        _three("writer", 1, 0, ("kill",), (*_BESIDE, "closed PEER_DIED"), killable=(Role.KVPROXY,)),
+        _three("three", 1, 0, ALL, (*_STALE, *_DEATHS, *_COPIES, *_BESIDE, "grants_ignored")),
+        _three("cancels", 0, 1, (), (*_BESIDE, "ended CANCELLED", "ended TRANSFER_DEADLINE")),
         Scope(
             "voice",
             2,
@@ -120,6 +181,7 @@ SCOPES = {
             same_ids=False,
             voice_rows=2,
             spread=True,
+            marks=(*_STALE, *_DEATHS, *_COPIES, *_BESIDE, "cached_rows"),
         ),
         Scope(
             "remote",
@@ -132,6 +194,7 @@ SCOPES = {
             same_ids=False,
             remote=True,
             spread=True,
+            marks=(*_STALE, *_DEATHS, *_COPIES, *_BESIDE, *_CHUNKS),
         ),
     )
 }

@@ -89,6 +89,8 @@ class Explorer:
         """For each state: where its fair continuation leads; itself at the goal."""
         self.transitions = 0
         self.complete = False
+        self.marks: set[str] = set()
+        """Rare paths that were taken; all worlds of the search share it."""
 
     # --- steps of a state ----------------------------------------------------------
 
@@ -97,6 +99,7 @@ class Explorer:
         kind = RemoteWorld if self.scope.remote else World
         world = kind(world_config(self.scope), self.interner)
         world.prompt = self.reduced
+        world.marks = self.marks
         state = (world, Budget(self.scope.faults, self.scope.cancels, 0))
         while (action := self.choices(state)[0]) is not None:
             state = self.apply(state, action)

@@ -72,6 +72,14 @@ def simulate_all(first: int, count: int, jobs: int) -> Iterator[Found]:
         yield from pool.map(simulate, starts, counts)
 
 
+def _print_story(seed: int) -> None:
+    try:
+        print("\n".join(tell(seed)), flush=True)
+    except BrokenPipeError:
+        # Whoever read it has enough; Python would complain again when it closes its output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Simulate a unit under faults, seed by seed.")
     parser.add_argument("--seeds", type=int, default=2000, help="how many")
@@ -80,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="tell the story of --seed")
     options = parser.parse_args(argv)
     if options.trace:
-        print("\n".join(tell(options.seed)))
+        _print_story(options.seed)
         return 0
     events, violations, cpu_s, began = 0, 0, 0.0, time.perf_counter()
     for found in simulate_all(options.seed, options.seeds, options.jobs or os.cpu_count() or 1):

@@ -362,7 +362,8 @@ class Simulator(Agenda):
             self.resume(instance)
 
     def _calm_down(self) -> None:
-        """Faults end: what is stopped goes on, what was left over exits, what is dead starts."""
+        """Faults end: what is stopped goes on, what was left over exits, what is dead starts, and
+        a broken stream is noticed soon, however late that was to be."""
         self.note("calm", "no faults from here on")
         self.calm = True
         self.blocked_until.clear()
@@ -374,3 +375,6 @@ class Simulator(Agenda):
                 self.kill(process.instance)
             elif process.stopped:
                 self.resume(process.instance)
+        for name, stream in list(self.streams.items()):
+            if stream.broken:
+                self._plan_closes(name)
