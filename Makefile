@@ -55,8 +55,7 @@ sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, JOBS=n, COMPILED=0,
 	  $(if $(TRACE),--trace)
 
 mutants: $(STAMP)  ## each safety rule switched off must be noticed
-	@$(BIN)/python -m duplet_sim.mutants
-	@$(BIN)/python -m tests.mutants.run_mutants
+	@$(BIN)/python -m tests.mutants.all_mutants
 
 faults: $(STAMP)  ## every fault on real processes, and a control run with one rule off
 	@$(BIN)/python -m tests.faults.run_faults

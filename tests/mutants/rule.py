@@ -17,6 +17,8 @@ class Rule:
     becomes: str
     tests: tuple[str, ...]
     """Each of them must fail; of a parametrised one any case."""
+    slow: bool = False
+    """Takes many seconds, most of them a test that waits in vain: left to `make mutants`."""
 
     def switch_off(self, source: str) -> str:
         """The module's source without the rule.

@@ -137,6 +137,7 @@ FULL_UNIT = (
         "            self._writing.reschedule(asyncio.get_running_loop().time())",
         "            pass",
         ("tests/services/test_lb_call.py::test_a_failure_cuts_a_stuck_write_short",),
+        slow=True,
     ),
     Rule(
         "a request whose client left goes on",

@@ -121,6 +121,7 @@ TABLES_OF_PAGES = (
         "            done.wait()",
         "            pass",
         (f"{KERNELS}::test_copies_in_flight_keep_apart",),
+        slow=True,
     ),
     Rule(
         "a copy's table goes to the next one before the copy is over",
@@ -128,6 +129,7 @@ TABLES_OF_PAGES = (
         "        return Flight(event, lambda: self._free.append(slot))",
         "        self._free.append(slot)\n        return Flight(event, lambda: None)",
         (f"{KERNELS}::test_copies_in_flight_keep_apart",),
+        slow=True,
     ),
     Rule(
         "a copy that failed gives its table to the next one",
@@ -143,5 +145,6 @@ TABLES_OF_PAGES = (
         "        side.queue.wait_for(self._copied[stage])",
         "        side = self._from\n        identity = side.identity(chunk.pages)",
         (f"{KERNELS}::test_copies_in_flight_keep_apart",),
+        slow=True,
     ),
 )

@@ -43,6 +43,7 @@ DEATHS = (
         "        if one.version != PROTOCOL_VERSION:",
         "        if False:",
         (f"{LIFELINE}::test_malformed_registration_costs_its_connection_only",),
+        slow=True,
     ),
     Rule(
         "received descriptors are inherited by children",
@@ -60,6 +61,7 @@ DEATHS = (
             "tests/runtime/test_runtime_service.py"
             "::test_lock_is_waited_for_and_the_wait_can_be_cancelled",
         ),
+        slow=True,
     ),
 )
 
@@ -119,6 +121,7 @@ POOLS_AND_PAGES = (
         "            if not done:",
         "            if False:",
         (f"{MOVER}::test_a_thread_that_fails_is_told",),
+        slow=True,
     ),
 )
 

@@ -93,6 +93,7 @@ MESSAGES = (
         "            await stream.drop_write()",
         "            await stream.settle()",
         ("tests/runtime/test_runtime_opening.py::test_a_stream_that_ends_while_it_opens_is_over",),
+        slow=True,
     ),
     Rule(
         "packed messages are unpacked",
