@@ -55,7 +55,8 @@ sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, JOBS=n, COMPILED=0,
 	  $(if $(TRACE),--trace)
 
 mutants: $(STAMP)  ## each safety rule switched off must be noticed
-	@$(BIN)/python -m tests.mutants.all_mutants
+	@$(BIN)/python -m duplet_sim.mutants
+	@$(BIN)/python -m tests.mutants.run_mutants
 
 faults: $(STAMP)  ## every fault on real processes, and a control run with one rule off
 	@$(BIN)/python -m tests.faults.run_faults
@@ -63,9 +64,10 @@ faults: $(STAMP)  ## every fault on real processes, and a control run with one r
 faults-long: $(STAMP)  ## faults in random order until FAULTS_CHECKS=n KV checks (20,000)
 	@FAULTS_CHECKS=$${FAULTS_CHECKS:-20000} $(BIN)/python -m tests.faults.run_faults
 
-tables: $(STAMP)  ## the machines' tables in docs/safety.md, and docs/settings.md, from the code
+tables: $(STAMP)  ## tables in docs/safety.md, and docs/settings.md and docs/metrics.md, from the code
 	@$(BIN)/python -m docs.machine_tables
 	@$(BIN)/python -m docs.settings_tables
+	@$(BIN)/python -m docs.metric_tables
 
 gpu-test: $(STAMP)  ## handles, moves and faults between two GPUs; the engine on one
 	@$(BIN)/pytest tests/gpu tests/gpu_engine

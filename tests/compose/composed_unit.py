@@ -22,6 +22,7 @@ PROJECT = "duplet-compose-test"
 START_LIMIT_S = 120.0
 UNIT_FILES = ("compose.yaml", "tests/compose/slow_copies.yaml")
 GPU_FILES = ("compose.yaml", "compose.gpu.yaml")
+ALL_PROFILES = ("--profile", "observability")
 
 
 @dataclass(slots=True)
@@ -37,13 +38,13 @@ class ComposedUnit:
 
     # --- Compose -----------------------------------------------------------
 
-    async def compose(self, *arguments: str) -> str:
-        """Run Compose on this unit; returns what it printed.
+    async def compose(self, *arguments: str, files: Sequence[str] = UNIT_FILES) -> str:
+        """Run Compose on this unit, which `files` make; returns what it printed.
 
         Raises:
             AssertionError: it failed; the text has its words.
         """
-        return await self._compose(UNIT_FILES, *arguments)
+        return await self._compose(files, *arguments)
 
     async def _compose(self, files: Sequence[str], *arguments: str) -> str:
         process = await asyncio.create_subprocess_exec(
@@ -69,7 +70,7 @@ class ComposedUnit:
 
     async def check_files(self) -> None:
         """Compose's own word on our files, the GPU pair and all profiles included."""
-        await self._compose(GPU_FILES, "--profile", "observability", "config", "-q")
+        await self._compose(GPU_FILES, *ALL_PROFILES, "config", "-q")
 
     async def up(self) -> None:
         """Start it, in the order of health, and wait until it serves."""
@@ -82,7 +83,7 @@ class ComposedUnit:
         Raises:
             AssertionError: something of the project is still there.
         """
-        await self.compose("down", "-v", "-t", "1", "--remove-orphans")
+        await self.compose(*ALL_PROFILES, "down", "-v", "-t", "1", "--remove-orphans")
         label = f"label=com.docker.compose.project={PROJECT}"
         for listed in (("ps", "-aq"), ("network", "ls", "-q"), ("volume", "ls", "-q")):
             left = self.engine.run(*listed, "--filter", label)

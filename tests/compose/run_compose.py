@@ -25,8 +25,10 @@ from duplet_core.ids import Role
 from duplet_pages.spec import ModelSpec
 from duplet_unit.unit import free_local_address
 from tests.compose.composed_unit import PROJECT, ComposedUnit
+from tests.compose.debian_prometheus import NoPrometheus
 from tests.compose.docker_engine import NoEngine, make_base_image, running_engine
 from tests.compose.images import SERVICES, build_images, check_images, image_of
+from tests.compose.observed_unit import watch_unit
 from tests.e2e.live_unit import until
 from tests.e2e.streams import (
     Ask,
@@ -286,6 +288,8 @@ async def use_unit(unit: ComposedUnit) -> None:
         scene = Scene(unit, spec, await read_all(client, spec, ASKS))
     with step("load without a fault"):
         await serve_load(scene)
+    with step("the profile observability, under load"):
+        say(f"      {await watch_unit(unit, spec, ASKS)}")
     for name, fault in (
         ("decode's container killed", kill_decode),
         ("kvproxy crashed", crash_kvproxy),
@@ -339,7 +343,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return 0 if run(parser.parse_args().base) else 1
-    except (NoEngine, AssertionError, subprocess.CalledProcessError) as error:
+    except (NoEngine, NoPrometheus, AssertionError, subprocess.CalledProcessError) as error:
         say(f"FAILED {error}")
         return 1
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from docs.metric_tables import find_all, shown_name
 from duplet_canary.watch import observe
 from duplet_client import AsyncClient
+from duplet_core.ids import Role
 from duplet_runtime.counters import COUNTERS, EVERYWHERE
 from duplet_runtime.metrics import Metrics
 from tests.canary.canary_parts import ScriptedSpeaker, make_watch
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "duplet.json"
 RULES = ROOT / "docker" / "prometheus" / "alerts.yml"
 NAME = re.compile(r"duplet_[a-z_]+")
+WITH_A_FLOOR = {"duplet_decode_step_predicted_seconds", "duplet_decode_step_longest_seconds"}
 
 
 def named() -> dict[str, set[str]]:
@@ -52,12 +55,21 @@ def of_a_canary() -> dict[str, float]:
     return {s.name: s.value for family in metrics.registry.collect() for s in family.samples}
 
 
+async def of_the_page() -> set[str]:
+    """The samples that docs/metrics.md tells of a unit whose decode keeps no floor."""
+    families = [family for role in Role for family in (await find_all())[role]]
+    assert {shown_name(family) for family in families} >= WITH_A_FLOOR
+    names = {sample.name for family in families for sample in family.samples}
+    return names - WITH_A_FLOOR
+
+
 async def test_every_metric_that_is_named_exists_and_moves() -> None:
     found = of_a_canary()
     async with live_unit() as unit:
         addresses = unit.metrics.values()
         for address in addresses:
             found |= await asyncio.to_thread(scrape, address)
+        assert set(found) - set(of_a_canary()) == await of_the_page()
         wanted = named()
         assert all(len(names) > 8 for names in wanted.values())
         assert {f: names - set(found) for f, names in wanted.items()} == {f: set() for f in wanted}

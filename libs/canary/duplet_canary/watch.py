@@ -161,6 +161,7 @@ def observe(watch: Watch, metrics: Metrics) -> None:
     metrics.gauge("monolith_error_rate", "Of the monolith, by ear", lambda: rate("monolith"))
     metrics.gauge("unit_error_rate", "Of the unit, by ear", lambda: rate("unit"))
     metrics.gauge("difference_points", "Unit's error rate minus monolith's, percent", mean)
-    metrics.gauge("difference_low_points", "Low end of its 95 % interval", lambda: points(0))
-    metrics.gauge("difference_high_points", "High end of its 95 % interval", lambda: points(1))
+    end = "end of the difference's 95 % interval"
+    metrics.gauge("difference_low_points", f"Low {end}", lambda: points(0))
+    metrics.gauge("difference_high_points", f"High {end}", lambda: points(1))
     metrics.gauge("alarm", "1 while somebody should look", lambda: float(bool(watch.alarm)))

@@ -78,7 +78,8 @@ def _register_decode(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
     return "duplet.decode.v1.DecodePeer"
 
 
-def _observe(metrics: Metrics, machine: HostMachine) -> None:
+def observe(metrics: Metrics, machine: HostMachine) -> None:
+    """Add the host's gauges."""
     stays = machine.stays
     metrics.gauge("pages_total", "Pages of the pool", lambda: stays.pages.total)
     metrics.gauge("pages_free", "Pages that nobody holds", lambda: stays.pages.free)
@@ -122,7 +123,7 @@ async def serve(service: Service[MonolithSettings]) -> None:
         )
 
     plays = {Role.PREFILL: _register_prefill, Role.DECODE: _register_decode}
-    await MonolithHost(service).run(config, make_machine, _observe, plays)
+    await MonolithHost(service).run(config, make_machine, observe, plays)
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ EVERYWHERE = {
 }
 _PROMPTS = {
     "prompt_rows": "Rows of prompts that were started",
-    "cached_rows": "Those of them whose KV was in the prefix cache",
+    "cached_rows": "Rows of started prompts whose KV was in the prefix cache",
 }
 _ADMITS = {"admits_refused_within_credit": "Admits that decode refused though lb had credit"}
 

@@ -21,7 +21,7 @@ class EngineMeter:
     def __init__(self, metrics: Metrics, *, prefills: bool, decodes: bool) -> None:
         """`prefills`, `decodes`: which of the two the engine does."""
         if decodes:
-            self._step = metrics.histogram("step_seconds", "Of one decode step", STEP_S)
+            self._step = metrics.histogram("step_seconds", "Time of one decode step", STEP_S)
             self._streams = metrics.histogram("step_streams", "Rows of one step", STREAMS)
         if prefills:
             meaning = "From a prompt's first chunk to its first row"

@@ -73,7 +73,8 @@ def _register(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
     return "duplet.decode.v1.DecodePeer"
 
 
-def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
+def observe(metrics: Metrics, machine: DecodeMachine) -> None:
+    """Add decode's gauges."""
     transfers = machine.transfers
     metrics.gauge("pages_total", "Pages of the pool", lambda: transfers.ledger.total)
     for state in PageState:
@@ -87,6 +88,8 @@ def _observe(metrics: Metrics, machine: DecodeMachine) -> None:
         _observe_guard(metrics, machine, machine.guard)
     kvproxy = machine.links[Role.KVPROXY]
     metrics.gauge("writers", "Living instances of kvproxy that are watched", lambda: kvproxy.living)
+    damaged = machine.config.damaged_pages
+    metrics.gauge("damage_pages", "Pages of every prompt damaged on purpose", lambda: damaged)
 
 
 def _observe_guard(metrics: Metrics, machine: DecodeMachine, guard: StepGuard) -> None:
@@ -144,11 +147,6 @@ async def serve(service: Service[DecodeSettings]) -> None:
                 damaged_pages=settings.damage_pages,
             ),
         )
-
-    def observe(metrics: Metrics, machine: DecodeMachine) -> None:
-        _observe(metrics, machine)
-        damaged = settings.damage_pages
-        metrics.gauge("damage_pages", "Pages of every prompt damaged on purpose", lambda: damaged)
 
     service.health.set("quarantine", True, "no page is quarantined")
     host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectDecode)

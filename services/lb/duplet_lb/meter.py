@@ -67,12 +67,17 @@ class Meters:
         self._rows = metrics.counter("rows", "Rows of ended streams")
         self._segments = {
             name: metrics.histogram(
-                "segment_seconds", "Segments of requests' timelines", SEGMENT_S, {"segment": name}
+                "segment_seconds",
+                "Time of a request in a segment of its timeline",
+                SEGMENT_S,
+                {"segment": name},
             )
             for name in (*SEGMENTS[1:-1], CUT)
         }
         self._outcomes = {
-            outcome: metrics.counter("requests_ended", "By outcome", {"outcome": str(outcome)})
+            outcome: metrics.counter(
+                "requests_ended", "Requests that ended", {"outcome": str(outcome)}
+            )
             for outcome in OUTCOMES
         }
 

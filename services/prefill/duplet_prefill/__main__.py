@@ -55,7 +55,8 @@ def _register(server: grpc.aio.Server, acceptor: Acceptor[Any]) -> str:
     return "duplet.prefill.v1.PrefillPeer"
 
 
-def _observe(metrics: Metrics, machine: PrefillMachine) -> None:
+def observe(metrics: Metrics, machine: PrefillMachine) -> None:
+    """Add prefill's gauges."""
     jobs = machine.jobs
     metrics.gauge("pages_total", "Pages of the pool", lambda: jobs.pages.total)
     metrics.gauge("pages_free", "Pages that nobody holds", lambda: jobs.pages.free)
@@ -92,7 +93,7 @@ async def serve(service: Service[PrefillSettings]) -> None:
         return PrefillMachine(service.instance, config, index)
 
     host = EngineService(service, lambda c: kvproxy_pb2_grpc.KvProxyStub(c).ConnectPrefill)
-    await host.run(config, make_machine, _observe, {Role.PREFILL: _register})
+    await host.run(config, make_machine, observe, {Role.PREFILL: _register})
 
 
 def main() -> int:
