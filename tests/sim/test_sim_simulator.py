@@ -53,6 +53,7 @@ RARE = (
     "grants_ignored",
     "hellos_refused",
     "mapping closed",
+    "messages came together",
     "prefix_cache_forgotten",
     "red quarantine",
     "red writer",

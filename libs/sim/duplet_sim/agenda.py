@@ -146,14 +146,30 @@ class Agenda(World):
             self.at(stream.held[side] - self.now, self._do_message, key)
             return
         peer, local = stream.local[side]
-        received = Received(peer, local, queue[0])
+        count = len(queue) if len(queue) > 1 and self._comes_together(stream) else 1
+        received = [Received(peer, local, message) for message in queue[:count]]
         if self._comes_twice(stream):
             self.duplicates = True
-            self.feed(receiver, received)
-            if not queue or self.processes[receiver].exited:
+            self._feed_all(receiver, received)
+            if not queue:
+                return  # it has exited
+        del queue[:count]
+        self._feed_all(receiver, received)
+
+    def _feed_all(self, receiver: InstanceId, received: list[Received]) -> None:
+        """What came in one piece, each message as if it had come by itself."""
+        if len(received) > 1:
+            self.marks.add("messages came together")
+        for one in received:
+            process = self.processes.get(receiver)
+            if process is None or process.exited:
                 return
-        del queue[0]
-        self.feed(receiver, received)
+            self.feed(receiver, one)
+
+    def _comes_together(self, stream: Stream) -> bool:
+        """Whether all that waits travels as one; only kvproxy's streams do this."""
+        chance = self.swarm.chances["together"]
+        return chance > 0 and stream.name[1] is Role.KVPROXY and self.net.random() < chance * 2
 
     def _comes_twice(self, stream: Stream) -> bool:
         """A client must not get a row twice, and the counts of Admits are exact: lb's streams

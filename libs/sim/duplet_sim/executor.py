@@ -16,6 +16,7 @@ from duplet_core.messages import (
     Landed,
     Leaving,
     Refused,
+    Route,
     SourceReleased,
     TransferFailed,
 )
@@ -61,6 +62,8 @@ def _exit(world: World, process: Process, effect: Any) -> None:
 def _send(world: World, process: Process, effect: Any) -> None:
     message = effect.message
     kind = type(message)
+    if kind is Route:
+        return  # Nothing is decided by it; its arrivals would only multiply the states.
     if process.role is Role.KVPROXY:
         if kind is AbortAck or kind is Landed or kind is TransferFailed:
             invariant = "ack" if kind is AbortAck else "proof"

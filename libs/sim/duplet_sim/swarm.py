@@ -22,7 +22,7 @@ TIMED = (
 )  # fmt: skip
 """Faults that happen at moments; the number of moments is drawn."""
 
-CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row", "engine", "again")
+CHANCES = ("unknown", "refuse", "hang", "duplicate", "stop_row", "engine", "again", "together")
 """Faults that happen to a copy, a message, a request or a turn of an engine, each with a
 drawn chance."""
 
