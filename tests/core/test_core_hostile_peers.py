@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplet_core import engine
+from duplet_core.decode import DecodeMachine
 from duplet_core.effects import Close, Effect
 from duplet_core.errors import Reason, RemoteProtocolError
+from duplet_core.front import FrontMachine
 from duplet_core.ids import Role, TransferId
 from duplet_core.messages import (
     Abort,
@@ -24,12 +26,14 @@ from duplet_core.messages import (
     Failed,
     Finished,
     Grant,
+    Handed,
     Landed,
     Leaving,
     Message,
     Move,
     Prefill,
     Refused,
+    Refusing,
     Route,
     SourceReleased,
     Started,
@@ -38,6 +42,8 @@ from duplet_core.messages import (
     TransferBroken,
     TransferFailed,
 )
+from duplet_core.prefill import PrefillMachine
+from duplet_core.writer import WriterMachine
 from duplet_wire.streams import CODECS
 from tests.core.drivers import DecodeDriver, Driver, FrontDriver, PrefillDriver, WriterDriver
 from tests.core.samples import HANDOFF, PAGE_ROWS, ROW, SAMPLING, pick, submit, to_engine
@@ -67,8 +73,12 @@ FAILED = st.builds(Failed, NAMES, IDS, REASONS, st.just(""))
 SAYS: dict[tuple[Role, Role], st.SearchStrategy[Any]] = {
     (Role.LB, Role.PREFILL): PREFILLS | ENDS,
     (Role.LB, Role.DECODE): st.builds(Admit, NAMES, IDS, ROWS, ROWS, st.just(SAMPLING)) | ENDS,
-    (Role.PREFILL, Role.LB): FAILED
-    | st.builds(StoppedAtOnce, NAMES, IDS, st.just((1, 2, 3)), SMALL),
+    (Role.PREFILL, Role.LB): st.one_of(
+        FAILED,
+        st.builds(StoppedAtOnce, NAMES, IDS, st.just((1, 2, 3)), SMALL),
+        st.builds(Handed, NAMES, IDS),
+        st.builds(Refusing, st.none() | REASONS),
+    ),
     (Role.DECODE, Role.LB): st.one_of(
         CREDITS,
         st.builds(Refused, NAMES, IDS, REASONS, st.just("")),
@@ -193,3 +203,18 @@ def test_something_of_every_peer_gets_through(speaker: Role, hearer: Role) -> No
     arrived: set[Message | None] = set()
     arrives()
     assert len(arrived - {None}) >= 3
+
+
+@pytest.mark.parametrize(("speaker", "hearer"), list(SAYS))
+def test_everything_that_a_machine_hears_is_said(speaker: Role, hearer: Role) -> None:
+    machines = (DecodeMachine, FrontMachine, PrefillMachine, WriterMachine)
+    (machine,) = [machine for machine in machines if machine.ROLE is hearer]
+
+    @given(SAYS[speaker, hearer])
+    @settings(max_examples=300, deadline=None, database=None)
+    def say(message: Message) -> None:
+        said.add(type(message))
+
+    said: set[type] = set()
+    say()
+    assert said == {kind for peer, kind in machine._HANDLERS if peer is speaker}

@@ -1,15 +1,28 @@
-"""How KV goes reaches everyone who is asked for it, whatever the order in which pools come."""
+"""How KV goes, and which ends kvproxy withholds, reaches everyone who is asked for it, whatever the
+order in which pools come."""
 
 from __future__ import annotations
 
 import pytest
 
-from duplet_core.effects import LifelineUp, SetHealth
+from duplet_core.effects import CopyResult, LifelineUp, SetHealth
 from duplet_core.ids import InstanceId, Role
-from duplet_core.messages import Hello, Route
+from duplet_core.messages import Abort, Hello, Route
+from duplet_core.writer_state import WriterConfig
 from tests.core.drivers import DecodeDriver, WriterDriver
-from tests.core.samples import DECODE1, PREFILL1, credits_sent, pick, sent
+from tests.core.samples import (
+    DECODE1,
+    PREFILL1,
+    T1,
+    T2,
+    credits_sent,
+    first_move,
+    grant,
+    pick,
+    sent,
+)
 
+CONFIG = WriterConfig()
 PATH = "shm: CPU pools"
 
 
@@ -46,3 +59,27 @@ def test_decode_passes_the_route_on_until_the_writer_is_lost(route: str) -> None
     effects = decode.lose(Role.KVPROXY)
     told = credits_sent(effects)
     assert told[-1].census.transport == ""
+
+
+def test_a_writer_tells_decode_how_many_ends_it_withholds_also_on_a_new_stream() -> None:
+    writer = WriterDriver()
+    for transfer in (T1, T2):
+        writer.hear(Role.DECODE, grant(transfer))
+        writer.hear(Role.PREFILL, first_move(transfer))
+        writer.hear(Role.DECODE, Abort(transfer))
+    assert sent(writer.end_copy(CopyResult.UNKNOWN), Role.DECODE) == [Route("", 1)]
+    late = writer.tick(CONFIG.withheld_after_ns)
+    assert sent(late, Role.DECODE) == [Route("", 2)], "a copy that takes too long withholds, too"
+    writer.lose(Role.DECODE)
+    hello, told = sent(writer.connect(Role.DECODE), Role.DECODE)
+    assert isinstance(hello, Hello) and told == Route("", 2)
+    assert Route("", 1) in sent(writer.end_copy(), Role.DECODE), "the late one came"
+
+
+def test_decode_passes_on_what_is_withheld_until_the_writer_is_lost() -> None:
+    decode = DecodeDriver()
+    (credit,) = credits_sent(decode.hear(Role.KVPROXY, Route(PATH, 2)))
+    assert (credit.census.transport, credit.census.ends_withheld) == (PATH, 2)
+    (credit,) = credits_sent(decode.hear(Role.KVPROXY, Route(PATH, 1)))
+    assert credit.census.ends_withheld == 1
+    assert credits_sent(decode.lose(Role.KVPROXY))[-1].census.ends_withheld == 0
