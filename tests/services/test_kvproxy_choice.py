@@ -16,7 +16,7 @@ from duplet_kvproxy.choice import (
 )
 from duplet_kvproxy.transport import TransportName
 from duplet_kvproxy.trial import Trial
-from duplet_kvproxy.verdict import NO_IMEX, NO_PEER, USE_MPS, draw_verdict
+from duplet_kvproxy.verdict import NO_ENGINES_HANDLE, NO_IMEX, NO_PEER, USE_MPS, draw_verdict
 from duplet_memory.cuda_driver import CudaError
 from duplet_memory.layout import describe_pool
 
@@ -102,6 +102,12 @@ def test_the_verdict_names_what_works_what_does_not_and_what_to_do() -> None:
     assert re.search(r"page-major pools: P2P by pages at 300 GB/s; staged not needed", text)
     assert "cumem-fabric refused: NOT_PERMITTED" in text
     assert found["advice"] == [NO_IMEX, USE_MPS]
+    failed = {"ok": False, "detail": "no such device", "map_ms": 0.0}
+    ipc = {"kind": "cuda-ipc", "ok": True, "detail": "", "map_ms": 1.0}
+    without = draw_verdict({**report, "handles": [{"kind": "cumem-fd", **failed}, ipc]})
+    assert not without["ok"], "handles that no engine makes do not run a unit"
+    assert "cumem-fd refused: no such device" in without["verdict"]
+    assert NO_ENGINES_HANDLE in without["advice"]
     report["trials"] = [trial("pages", 0.0, ok=False).fields()]
     report["links"][0]["peer_access"] = False  # type: ignore[index]
     found = draw_verdict(report)

@@ -28,10 +28,9 @@ from duplet_engine.sequences import PrefillSequence, refuse
 from duplet_engine.weights import fingerprint
 from duplet_memory.cuda_driver import open_devices
 from duplet_memory.cuda_pool import CudaPool, create_cuda_pool
-from duplet_memory.layout import HandleKind, PoolDescription, describe_pool
+from duplet_memory.layout import ENGINES_HANDLE, PoolDescription, describe_pool
 from duplet_pages.engine_config import EngineConfig
 
-HANDLE: HandleKind = "cumem-fd"
 _ARITHMETIC = "gpu-blocks-4"
 """Name of how the GPU engine computes; changes with anything that changes KV."""
 
@@ -105,7 +104,7 @@ class GpuEngine:
         pool_pages = fit_pages(self.memory, page_bytes, config.pool_pages, table_pages)
         self.config = replace(config, pool_pages=pool_pages)
         description = self._describe(pool_pages)
-        self.pool: CudaPool = create_cuda_pool(description, HANDLE, open_devices()[ordinal])
+        self.pool: CudaPool = create_cuda_pool(description, ENGINES_HANDLE, open_devices()[ordinal])
         memory = torch.as_tensor(self.pool, device=self._device)
         self._kv = PagedKv.of_pool(memory, self.pool.description)
         self._digests = PageDigests(memory, self.pool.description)

@@ -29,6 +29,8 @@ HEADER_BYTES = 4096
 HandleKind = Literal["memfd", "cumem-fd", "cuda-ipc", "cumem-fabric"]
 """How the allocation is passed on: 'memfd' is CPU memory, the others are a GPU's. 'memfd' and
 'cumem-fd' are descriptors that travel beside the description, the others a token inside it."""
+ENGINES_HANDLE: HandleKind = "cumem-fd"
+"""The one kind that engines make on a GPU."""
 TOKEN_BYTES: dict[str, int] = {"memfd": 0, "cumem-fd": 0, "cuda-ipc": 64, "cumem-fabric": 64}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _COUNTS = ("layers", "page_rows", "kv_heads", "head_dim", "pages")

@@ -7,6 +7,7 @@ from typing import Any
 from duplet_kvproxy.choice import TRANSPORTS, best_trial
 from duplet_kvproxy.transport import WHOLE_PAGES
 from duplet_kvproxy.trial import Trial
+from duplet_memory.layout import ENGINES_HANDLE
 
 NO_PEER = (
     "No peer access between these GPUs: allow `host`, which goes through host memory. GeForce "
@@ -22,9 +23,10 @@ USE_MPS = (
     "MPS for all services of the unit, or use page-major pools."
 )
 ONE_GPU = "One GPU is visible: prefill and decode would share it. kvproxy must see both GPUs."
-NO_HANDLE = (
-    "No handle could be passed: containers need the same GPUs visible in kvproxy, and IPC "
-    "handles a shared PID namespace."
+NO_ENGINES_HANDLE = (
+    f"Engines pass GPU pools as {ENGINES_HANDLE} and in no other way, so no unit runs on these "
+    "GPUs: kvproxy must see the GPUs of prefill and decode, and their driver must have virtual "
+    "memory management, which some virtual GPUs lack."
 )
 
 
@@ -49,20 +51,21 @@ def draw_verdict(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judge_handles(report: dict[str, Any], verdict: list[str], advice: list[str]) -> bool:
-    works = False
+    """Whether the handles that engines make work; the other kinds are told of."""
+    works = True
     for kind in dict.fromkeys(h["kind"] for h in report["handles"]):
         trials = [h for h in report["handles"] if h["kind"] == kind]
         failed = [h for h in trials if not h["ok"]]
         if not failed:
             slowest = max(h["map_ms"] for h in trials)
             verdict.append(f"{kind} handles work (mapped in {slowest:g} ms)")
-            works = True
             continue
         verdict.append(f"{kind} refused: {failed[0]['detail']}")
-        if kind == "cumem-fabric":
+        if kind == ENGINES_HANDLE:
+            advice.append(NO_ENGINES_HANDLE)
+            works = False
+        elif kind == "cumem-fabric":
             advice.append(NO_IMEX)
-    if not works:
-        advice.append(NO_HANDLE)
     return works
 
 
