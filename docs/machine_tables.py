@@ -12,9 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from duplet_core import decode_state, front_state, prefill_state, writer_state
+from duplet_core import decode_state, front_state, host_state, prefill_state, writer_state
 from duplet_core.decode_transfers import Transfers as DecodeTransfers
 from duplet_core.front import FrontMachine
+from duplet_core.host_stays import Stays
 from duplet_core.prefill_jobs import Jobs
 from duplet_core.writer_transfers import Transfers as WriterTransfers
 
@@ -27,6 +28,7 @@ MACHINES: dict[str, tuple[type[Enum], type[Enum], Table]] = {
     "writer": (writer_state.State, writer_state.Input, WriterTransfers.TABLE),
     "prefill": (prefill_state.State, prefill_state.Input, Jobs.TABLE),
     "lb": (front_state.State, front_state.Input, FrontMachine.TABLE),
+    "host": (host_state.State, host_state.Input, Stays.TABLE),
 }
 MARKS = {"ignore": "·", "impossible": "✗"}
 """Names of transitions that have a sign of their own."""
