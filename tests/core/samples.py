@@ -19,6 +19,7 @@ from duplet_core.messages import (
     Message,
     Move,
     Prefill,
+    Route,
     Sampling,
 )
 from duplet_core.prefill_state import PrefillConfig
@@ -134,12 +135,17 @@ def last_chunk(seq: int, *, stopped: bool = False, after_first: bool = False) ->
 
 
 def sent(effects: Iterable[Effect], peer: Role) -> list[Message]:
-    """What goes to this peer, in order; decode's credit, which follows any change, left out."""
+    """What goes to this peer, in order, without what follows any change and is for people: decode's
+    credit, the writer's route."""
     return [
         e.message
         for e in effects
-        if isinstance(e, Send) and e.peer is peer and not isinstance(e.message, Credit)
+        if isinstance(e, Send) and e.peer is peer and not isinstance(e.message, Credit | Route)
     ]
+
+
+def routes_sent(effects: Iterable[Effect]) -> list[Route]:
+    return [e.message for e in pick(effects, Send) if isinstance(e.message, Route)]
 
 
 def credits_sent(effects: Iterable[Effect]) -> list[Credit]:

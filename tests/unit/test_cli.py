@@ -33,6 +33,7 @@ from duplet_runtime.status import STATUS_OF, status_proto
 from duplet_unit.commands import app
 from duplet_unit.demo import MADE_UP_VOICES, conclude, outcome_table, send_requests, write_rows
 from duplet_unit.speaking import add_speaking_commands
+from duplet_unit.terminal import INTERRUPTED
 
 SPEC = ModelSpec(
     name="tiny",
@@ -104,6 +105,7 @@ class StandIn(speech_pb2_grpc.SpeechServicer):
                 aborts_resent=5,
                 writers=1,
                 damaged_pages=self.damaged_pages,
+                ends_withheld=6,
             ),
         )
 
@@ -250,11 +252,12 @@ def test_health_of_a_unit_that_is_not_ready(lb: Lb) -> None:
 def test_unit_shows_its_counters(lb: Lb) -> None:
     done = lb.duplet("unit")
     assert done.exit_code == 0, done.stderr
-    for part in ("ab" * 16, "7.8.9", "tiny (f00d)", "41, 0", "STOP 7", "free 100", "2, 5"):
+    for part in ("ab" * 16, "7.8.9", "tiny (f00d)", "41, 0", "STOP 7", "free 100", "2, 5", "1, 6"):
         assert part in done.stdout
     found = json.loads(lb.duplet("unit", "--json").stdout)
     assert found["kv_checks"] == 41
     assert (found["pending_aborts"], found["aborts_resent"], found["writers"]) == (2, 5, 1)
+    assert found["ends_withheld"] == 6
 
 
 @pytest.mark.parametrize("command", ["health", "unit"])
@@ -284,7 +287,7 @@ def test_unit_is_watched_until_it_is_enough_also_while_lb_is_away(lb: Lb) -> Non
             pass
         assert seen["error"]["reason"] == "UNAVAILABLE"
         watching.send_signal(signal.SIGINT)
-        assert watching.wait() == 0
+        assert watching.wait() == INTERRUPTED
 
 
 def test_services_of_one_process_are_shown_as_one(lb: Lb) -> None:

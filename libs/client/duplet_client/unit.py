@@ -71,6 +71,8 @@ class Unit:
     """Living instances of kvproxy that decode watches."""
     damaged_pages: int = 0
     """Pages of every prompt that decode damages on purpose, for a drill."""
+    ends_withheld: int = 0
+    """Ends of transfers that kvproxy cannot tell; at three it exits, which is the proof."""
 
 
 def decode_unit(response: pb.GetUnitResponse) -> Unit:
@@ -97,6 +99,7 @@ def decode_unit(response: pb.GetUnitResponse) -> Unit:
         aborts_resent=response.totals.aborts_resent,
         writers=response.totals.writers,
         damaged_pages=response.totals.damaged_pages,
+        ends_withheld=response.totals.ends_withheld,
     )
 
 

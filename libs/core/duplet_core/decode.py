@@ -89,6 +89,8 @@ class DecodeMachine(Machine):
         """The writer whose stream counts was told to leave."""
         self._transport = ""
         """How KV comes here, as the writer said it; for people."""
+        self._ends_withheld = 0
+        """As the writer said it; for people."""
         self._drained_told = False
 
     # --- lb -------------------------------------------------------------------
@@ -150,6 +152,7 @@ class DecodeMachine(Machine):
 
     def _take_route(self, route: Route, now: int) -> None:
         self._transport = route.transport
+        self._ends_withheld = route.ends_withheld
         self._tell_up(self.links[Role.KVPROXY], route.transport)
 
     def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
@@ -179,7 +182,7 @@ class DecodeMachine(Machine):
 
     def _on_lost(self, peer: Role, instance: InstanceId, now: int) -> None:
         if peer is Role.KVPROXY:
-            self._transport = ""
+            self._transport, self._ends_withheld = "", 0
         for t in list(self.transfers.by_transfer.values()):
             if peer is Role.KVPROXY and t.writer == instance:
                 self.transfers.step(t, Input.WRITER_LOST, None, now)
@@ -267,6 +270,7 @@ class DecodeMachine(Machine):
             self.links[Role.KVPROXY].living,
             self._transport,
             self.config.damaged_pages,
+            self._ends_withheld,
         )
         free = ledger.count(PageState.FREE)
         slots = self._free_slots()
@@ -280,7 +284,7 @@ class DecodeMachine(Machine):
         transfers = self.transfers
         checks = (transfers.kv_checks, transfers.kv_mismatches)
         aborts = (transfers.pending_aborts(), self.aborts_resent)
-        writer = (self.links[Role.KVPROXY].living, self._transport)
+        writer = (self.links[Role.KVPROXY].living, self._transport, self._ends_withheld)
         streams = transfers.streams()
         fits = 0 if self.guard is None else self.guard.fits
         limits = (streams, self._admits_seen, self._refusing(), fits)

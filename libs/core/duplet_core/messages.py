@@ -115,6 +115,8 @@ class Census:
     """How KV comes here, in kvproxy's words; empty without a stream to it."""
     damaged_pages: int = 0
     """Pages of every prompt that decode's engine damages on purpose, for a drill."""
+    ends_withheld: int = 0
+    """Ends of transfers that kvproxy cannot tell; 0 without a stream to it."""
 
 
 @value
@@ -316,10 +318,12 @@ class Leaving:
 
 @value
 class Route:
-    """kvproxy -> decode: how copies go, when that has changed since its Hello. For people."""
+    """kvproxy -> decode: what people want to know of it, when that changed. No rule reads it."""
 
     transport: str
     """As `Hello.transport`."""
+    ends_withheld: int = 0
+    """Ends of transfers that cannot be told, as no proof is there (S9)."""
 
 
 # --- prefill <-> kvproxy ------------------------------------------------------

@@ -140,8 +140,11 @@ class WriterMachine(Machine):
         self.pools[event.instance] = Pool(event.peer, event.pool_pages, event.page_rows)
         if event.transport and event.transport != self.transport:
             self.transport = event.transport
-            if self.links[Role.DECODE].current is not None:
-                self.send(Role.DECODE, Route(event.transport))
+            self._tell_route()
+
+    def _tell_route(self) -> None:
+        if self.links[Role.DECODE].current is not None:
+            self.send(Role.DECODE, Route(self.transport, self.ends_withheld))
 
     def _on_up(self, peer: Role, instance: InstanceId, hello: Hello, now: int) -> None:
         if peer is Role.PREFILL:
@@ -165,6 +168,8 @@ class WriterMachine(Machine):
         for t in list(self.transfers.by_id.values()):
             if t.dest == dest:
                 self.transfers.step(t, Input.DEST_BACK, None, now)
+        if self.ends_withheld:
+            self._tell_route()
 
     def _on_died(self, peer: Role, instance: InstanceId, now: int) -> None:
         for t in list(self.transfers.by_id.values()):
@@ -239,7 +244,10 @@ class WriterMachine(Machine):
 
     def _check_withheld(self, now: int) -> None:
         ending = self.transfers.ending
-        withheld = self.ends_withheld = self.withheld(now) if ending else 0
+        withheld = self.withheld(now) if ending else 0
+        if withheld != self.ends_withheld:
+            self.ends_withheld = withheld
+            self._tell_route()
         if self._red_since is not None or not ending:
             return
         limit = now - self.config.withheld_limit_ns

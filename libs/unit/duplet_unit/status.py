@@ -137,7 +137,7 @@ def _facts(unit: Unit) -> list[tuple[str, str]]:
         ("refusing", (credit.refusing or "nothing") if credit else "-"),
         ("pages", _counts(unit.pages)),
         ("aborts pending, resent", f"{unit.pending_aborts}, {unit.aborts_resent}"),
-        ("writers alive", str(unit.writers)),
+        ("writers alive, ends withheld", f"{unit.writers}, {unit.ends_withheld}"),
         ("ended requests", _counts(unit.requests)),
         ("kv checks, mismatches", f"{unit.kv_checks}, {unit.kv_mismatches}"),
         ("not met", ", ".join(c.name for c in unit.conditions if not c.ok) or "nothing"),

@@ -166,11 +166,11 @@ def decode_leaving(leaving: pb.Leaving) -> Leaving:
 
 
 def encode_route(route: Route) -> pb.Route:
-    return pb.Route(transport=route.transport)
+    return pb.Route(transport=route.transport, ends_withheld=route.ends_withheld)
 
 
 def decode_route(route: pb.Route) -> Route:
-    return Route(checks.label("route.transport", route.transport))
+    return Route(checks.label("route.transport", route.transport), route.ends_withheld)
 
 
 _FROM_PREFILL = (

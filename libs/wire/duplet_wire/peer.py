@@ -104,6 +104,7 @@ def decode_credit(credit: pb.Credit) -> Credit:
             writers=credit.census.writers,
             transport=checks.label("credit.census.transport", credit.census.transport),
             damaged_pages=credit.census.damaged_pages,
+            ends_withheld=credit.census.ends_withheld,
         ),
         step=_decode_step_credit(credit.step) if credit.HasField("step") else None,
     )

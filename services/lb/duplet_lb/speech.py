@@ -241,6 +241,7 @@ class Speech(speech_pb2_grpc.SpeechServicer):
             response.totals.aborts_resent = census.aborts_resent
             response.totals.writers = census.writers
             response.totals.damaged_pages = census.damaged_pages
+            response.totals.ends_withheld = census.ends_withheld
             response.transport = census.transport
             response.totals.pages["free"] = credit.free_pages
             response.totals.pages["granted"] = census.granted_pages

@@ -566,23 +566,27 @@ Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
 
 @_typing.final
 class Route(_message.Message):
-    """How copies between the pools that kvproxy maps now go. Sent when that has changed since the
-    Hello of this stream; idempotent. For health and people: nothing is decided by it.
+    """How copies between the pools that kvproxy maps now go, and what it cannot tell. Sent when that
+    has changed; idempotent. For health and people: nothing is decided by it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    ENDS_WITHHELD_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     """As Hello.transport."""
+    ends_withheld: _builtins.int
+    """Ends of transfers that are withheld, for copies whose end is late or unknown."""
     def __init__(
         self,
         *,
         transport: _builtins.str = ...,
+        ends_withheld: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_withheld", b"ends_withheld", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -357,6 +357,7 @@ class Census(_message.Message):
     WRITERS_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     DAMAGED_PAGES_FIELD_NUMBER: _builtins.int
+    ENDS_WITHHELD_FIELD_NUMBER: _builtins.int
     granted_pages: _builtins.int
     """Pages that a transfer may be written into."""
     live_pages: _builtins.int
@@ -377,6 +378,10 @@ class Census(_message.Message):
     """How KV comes here, in kvproxy's words; empty without a stream to it. At most 256 characters."""
     damaged_pages: _builtins.int
     """Pages of every prompt that decode's engine damages on purpose, for a drill."""
+    ends_withheld: _builtins.int
+    """Ends of transfers that kvproxy withholds, for copies whose end is late or unknown; 0 without a
+    stream to it.
+    """
     def __init__(
         self,
         *,
@@ -390,10 +395,11 @@ class Census(_message.Message):
         writers: _builtins.int = ...,
         transport: _builtins.str = ...,
         damaged_pages: _builtins.int = ...,
+        ends_withheld: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "damaged_pages", b"damaged_pages", "granted_pages", b"granted_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "live_pages", b"live_pages", "pending_aborts", b"pending_aborts", "quarantined_pages", b"quarantined_pages", "transport", b"transport", "writers", b"writers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "damaged_pages", b"damaged_pages", "ends_withheld", b"ends_withheld", "granted_pages", b"granted_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "live_pages", b"live_pages", "pending_aborts", b"pending_aborts", "quarantined_pages", b"quarantined_pages", "transport", b"transport", "writers", b"writers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -624,6 +624,7 @@ class Totals(_message.Message):
     ABORTS_RESENT_FIELD_NUMBER: _builtins.int
     WRITERS_FIELD_NUMBER: _builtins.int
     DAMAGED_PAGES_FIELD_NUMBER: _builtins.int
+    ENDS_WITHHELD_FIELD_NUMBER: _builtins.int
     kv_checks: _builtins.int
     """Checks of landed KV against the digests of where it was computed, since decode started."""
     kv_mismatches: _builtins.int
@@ -637,6 +638,10 @@ class Totals(_message.Message):
     damaged_pages: _builtins.int
     """Pages of every prompt that decode damages on purpose, for a drill: listeners hear the wrong
     thing. 0 where anybody listens.
+    """
+    ends_withheld: _builtins.int
+    """Ends of transfers, ABORTs' answers among them, that kvproxy withholds: a copy's end is late or
+    unknown. At three kvproxy turns red and exits, which is the proof.
     """
     @_builtins.property
     def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -657,10 +662,11 @@ class Totals(_message.Message):
         aborts_resent: _builtins.int = ...,
         writers: _builtins.int = ...,
         damaged_pages: _builtins.int = ...,
+        ends_withheld: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "damaged_pages", b"damaged_pages", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "pages", b"pages", "pending_aborts", b"pending_aborts", "requests", b"requests", "writers", b"writers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts_resent", b"aborts_resent", "damaged_pages", b"damaged_pages", "ends_withheld", b"ends_withheld", "kv_checks", b"kv_checks", "kv_mismatches", b"kv_mismatches", "pages", b"pages", "pending_aborts", b"pending_aborts", "requests", b"requests", "writers", b"writers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
