@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +15,15 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
+from duplet_core.ids import Role
 from duplet_core.timeline import SEGMENTS
 from duplet_load.generator import Load, run_load
 from duplet_load.record import Record
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival
 from duplet_unit.commands import app
-from tests.e2e.live_unit import LiveUnit, live_unit
+from duplet_unit.terminal import INTERRUPTED
+from tests.e2e.live_unit import LiveUnit, live_unit, until
 from tests.load.test_load_traces import AZURE, mooncake
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -141,6 +145,48 @@ async def test_after_the_stop_nothing_more_is_sent(
     outcome = await asyncio.wait_for(run_load(load, arrivals, end, stop), 60)
     assert 1 <= len(outcome.records) < 200, "the others would have taken minutes"
     assert all(record.well for record in outcome.records)
+
+
+async def bench_until(unit: LiveUnit, rows: int, out: Path) -> asyncio.subprocess.Process:
+    """`duplet bench` as a process of its own, with far more requests than there is time for and
+    `rows` output rows each; it was told by Ctrl-C, while rows came, and has heard of it."""
+    sent = await unit.gauge(Role.LB, "row_gap_seconds_count")
+    asked = ("--concurrency", "2", "--requests", "4000", "--prompt-rows", "40", "90")
+    argv = ["bench", *asked, "--output-rows", str(rows), str(rows), "--json", "--out", str(out)]
+    program = "from duplet_unit.cli import main; main()"
+    bench = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, *argv, "--address", unit.listen),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+    async def has_rows() -> bool:
+        return await unit.gauge(Role.LB, "row_gap_seconds_count") > sent
+
+    await until(has_rows, "rows of the bench")
+    bench.send_signal(signal.SIGINT)
+    assert bench.stderr is not None
+    assert b"nothing more is sent" in await bench.stderr.readline()
+    return bench
+
+
+async def test_ctrl_c_ends_a_bench_with_what_it_measured(unit: LiveUnit, tmp_path: Path) -> None:
+    bench = await bench_until(unit, 20, tmp_path)
+    said, complaints = await bench.communicate()
+    assert bench.returncode == INTERRUPTED, complaints
+    summary = json.loads(said)
+    assert 1 <= summary["requests"] < 4_000
+    assert_all_well(summary, summary["requests"])
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+async def test_the_second_ctrl_c_ends_a_bench_at_once(unit: LiveUnit, tmp_path: Path) -> None:
+    bench = await bench_until(unit, 2_000, tmp_path)
+    bench.send_signal(signal.SIGINT)
+    said, complaints = await bench.communicate()
+    assert (bench.returncode, said, complaints) == (INTERRUPTED, b"", b"")
+    assert list(tmp_path.iterdir()) == []
+    await unit.wait_idle()
 
 
 async def test_wrong_usage_says_so(unit: LiveUnit, tmp_path: Path) -> None:

@@ -213,6 +213,12 @@ def test_sampling_faults_are_named(field: str, value: float) -> None:
     assert caught.value.detail.startswith(f"sampling.{field}: {value} ")
 
 
+def test_a_fault_names_the_range_that_is_taken() -> None:
+    for value in (0.0, 2.0):
+        with pytest.raises(InvalidInput, match=r"is not in \(0, 1\]$"):
+            checked(seed=1, top_p=value)
+
+
 def test_a_spec_comes_back_from_its_text_with_its_sampling() -> None:
     spec = replace(SPEC, sampling=SamplingDefaults(0.7, 0.9, 1025, 0))
     assert ModelSpec.from_json(spec.to_json()) == spec

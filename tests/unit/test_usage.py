@@ -66,6 +66,26 @@ def test_a_wrong_address_is_wrong_usage(path: tuple[str, ...], address: str, tol
     assert told in " ".join(click.unstyle(done.stderr).replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value", "told"),
+    [
+        ("say", "--temperature", "-1", "sampling.temperature: -1.0 is not in [0, 5.0]"),
+        ("generate", "--temperature", "9", "sampling.temperature: 9.0 is not in [0, 5.0]"),
+        ("generate", "--temperature", "nan", "sampling.temperature: nan is not finite"),
+        ("generate", "--top-p", "0", "sampling.top_p: 0.0 is not in (0, 1]"),
+        ("generate", "--top-k", "0", "sampling.top_k: 0 is not in [1, "),
+        ("generate", "--repetition-window", "129", "129 is not in [0, 128]"),
+    ],
+)
+def test_sampling_that_no_unit_takes_is_wrong_usage(
+    command: str, option: str, value: str, told: str
+) -> None:
+    address = ("--address", free_local_address())
+    done = CliRunner().invoke(app, [command, *REQUIRED[command,], option, value, *address])
+    assert done.exit_code == WRONG_USAGE
+    assert told in " ".join(click.unstyle(done.stderr).replace("│", " ").split())
+
+
 def test_load_without_a_single_row_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(work: Coroutine[Any, Any, Outcome], **_options: object) -> Outcome:
         work.close()

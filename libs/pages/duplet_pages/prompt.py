@@ -126,9 +126,7 @@ def check_sampling(
         repetition_window = defaults.repetition_window
     _check_range("seed", seed, 0, MOST_SEED)
     _check_range("temperature", temperature, 0, MOST_TEMPERATURE)
-    _check_range("top_p", top_p, 0, 1)
-    if top_p == 0:
-        raise _bad_sampling("top_p", top_p, "above 0")
+    _check_range("top_p", top_p, 0, 1, above=True)
     _check_range("top_k", top_k, 1, MOST_TOP_K)
     _check_range("repetition_window", repetition_window, 0, MOST_REPETITION_WINDOW)
     return Sampling(
@@ -140,16 +138,16 @@ def check_sampling(
     )
 
 
-def _check_range(field: str, value: float, low: float, high: float) -> None:
+def _check_range(field: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+    """`above`: `low` itself is not in the range."""
     # Integers are compared as integers: 2**63 as a float would pass for 2**63 - 1.
     if isinstance(value, float) and not math.isfinite(value):
-        raise _bad_sampling(field, value, "finite")
-    if not low <= value <= high:
-        raise _bad_sampling(field, value, f"in [{low}, {high}]")
-
-
-def _bad_sampling(field: str, value: float, wanted: str) -> InvalidInput:
-    return InvalidInput(Reason.INVALID_SAMPLING, f"sampling.{field}: {value} is not {wanted}")
+        wanted = "finite"
+    elif not low <= value <= high or (above and value == low):
+        wanted = f"in {'(' if above else '['}{low}, {high}]"
+    else:
+        return
+    raise InvalidInput(Reason.INVALID_SAMPLING, f"sampling.{field}: {value} is not {wanted}")
 
 
 def _invalid(detail: str) -> InvalidInput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from duplet_client import AsyncClient, SamplingOptions, StreamTiming, Unit
+from duplet_client import AsyncClient, StreamTiming, Unit
 from duplet_pages.engine_config import RANDOM
 from duplet_unit.ask import (
     Answer,
@@ -29,7 +29,16 @@ from duplet_unit.load_commands import bench, replay, trace_app
 from duplet_unit.output_files import replacing
 from duplet_unit.speaking import add_speaking_commands
 from duplet_unit.status import ask_health, health_table, unit_fields, unit_tables, watch_unit
-from duplet_unit.terminal import FAILED, Address, Seed, ending, run, shown, told
+from duplet_unit.terminal import (
+    FAILED,
+    Address,
+    Seed,
+    ending,
+    run,
+    sampling_options,
+    shown,
+    told,
+)
 from duplet_unit.unit import (
     DEFAULT_LISTEN,
     LISTEN_VARIABLE,
@@ -163,7 +172,7 @@ def generate(
     """Send one request and show its progress."""
     if (text is None) == (rows is None):
         raise typer.BadParameter("give either TEXT or --rows FILE")
-    sampling = SamplingOptions(temperature, top_p, top_k, repetition_window, seed)
+    sampling = sampling_options(temperature, top_p, top_k, repetition_window, seed)
 
     async def work() -> Answer:
         with nullcontext() if out is None else replacing(out) as draft:
@@ -235,9 +244,7 @@ def unit(
             await watch_unit(client, shown, as_json=as_json)
 
     if watch:
-        with suppress(KeyboardInterrupt):
-            run(follow())
-        return
+        run(follow())  # until Ctrl-C, whose exit code it has
 
     async def work() -> Unit:
         async with AsyncClient(dial_address(address)) as client:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -12,18 +15,22 @@ from typing import Annotated, TypedDict
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from duplet_load.generator import Load, run_load
+from duplet_load.generator import Load, Outcome, run_load
 from duplet_load.record import Record
 from duplet_load.summary import describe, save, summarize
 from duplet_load.synth import Synth, make_trace
 from duplet_load.trace import Arrival, Shape, TraceError, cut_trace, read_trace, write_trace
 from duplet_unit.output_files import filling, replacing
-from duplet_unit.terminal import Address, ending, run, told, with_pictures
+from duplet_unit.terminal import INTERRUPTED, Address, ending, run, told, with_pictures
 from duplet_unit.unit import DEFAULT_LISTEN, dial_address
 
 NO_ROWS = (
     "duplet: no row came. Prompts are made up here, which suits models of random weights: "
     "`duplet up --model tiny` starts one"
+)
+STOPPING = (
+    "duplet: nothing more is sent, the figures come when what runs has ended; Ctrl-C again ends "
+    "at once, without any"
 )
 ALL = 1e12
 """Seconds; longer than any trace."""
@@ -178,9 +185,10 @@ def _send(
     """Run the load, say what it measured, and keep it in `out`."""
     if plots and out is None:
         raise typer.BadParameter("--plots needs --out")
+    stop = asyncio.Event()
     with ending(as_json=as_json), nullcontext() if out is None else filling(out) as draft:
         with _progress(len(arrivals)) as show:
-            outcome = run(run_load(load, arrivals, show), as_json=as_json)
+            outcome = run(_run_until_told(load, arrivals, show, stop), as_json=as_json)
         summary = summarize(outcome)
         print(json.dumps(summary) if as_json else describe(summary))
         if not summary["rows"]:
@@ -189,6 +197,33 @@ def _send(
             save(outcome, draft)
             if plots:
                 _plot(outcome.records, draft / "run.svg")
+    if stop.is_set():
+        raise typer.Exit(INTERRUPTED)
+
+
+async def _run_until_told(
+    load: Load, arrivals: Sequence[Arrival], show: Callable[[Record], None], stop: asyncio.Event
+) -> Outcome:
+    """The run to its end, or to Ctrl-C, which sets `stop`: nothing more is sent, and what runs
+    is read to its end, so that the figures are whole. The second Ctrl-C cancels."""
+    running = asyncio.current_task()
+    assert running is not None
+
+    def take_interrupt() -> None:
+        if stop.is_set():
+            running.cancel()
+            return
+        stop.set()
+        print(STOPPING, file=sys.stderr)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        return await run_load(load, arrivals, show, stop)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, take_interrupt)
+    try:
+        return await run_load(load, arrivals, show, stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _plot(records: Sequence[Record], path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from duplet_client import AsyncClient, SamplingOptions
+from duplet_client import AsyncClient
 from duplet_core.errors import InvalidInput, Reason
 from duplet_models import directory
 from duplet_pages.engine_config import SPEAKING_MODEL
@@ -20,7 +20,7 @@ from duplet_pages.spec import ModelSpec
 from duplet_unit.ask import known_spec
 from duplet_unit.say import Said, SayOptions, check_spoken, say
 from duplet_unit.say_output import RAW_FORMAT, Write, find_player, player, raw_stream, wav_file
-from duplet_unit.terminal import FAILED, Address, Seed, run, shown, told
+from duplet_unit.terminal import FAILED, Address, Seed, run, sampling_options, shown, told
 from duplet_unit.unit import DEFAULT_LISTEN, dial_address
 from duplet_voice.codec import load_codec
 from duplet_voice.front_end import VoiceFrontEnd
@@ -67,7 +67,7 @@ def say_command(
     if stream and as_json:
         raise typer.BadParameter("--stream and --json both want stdout")
 
-    options = SayOptions(voice, SamplingOptions(temperature, seed=seed), max_rows, timeout_s)
+    options = SayOptions(voice, sampling_options(temperature, seed=seed), max_rows, timeout_s)
 
     async def work() -> Said:
         spoken = text if file is None else read_file(file)

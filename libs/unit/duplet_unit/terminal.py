@@ -13,9 +13,10 @@ import typer
 from grpc import StatusCode
 from rich.console import Console
 
-from duplet_client import GenerateError
+from duplet_client import GenerateError, SamplingOptions
 from duplet_core.errors import DupletError, InvalidInput
-from duplet_pages.prompt import MOST_SEED
+from duplet_pages.prompt import MOST_SEED, check_sampling
+from duplet_pages.spec import SamplingDefaults
 from duplet_runtime.addresses import check_listen
 from duplet_runtime.settings import SettingsError
 from duplet_unit.unit import LISTEN_VARIABLE, UnitError
@@ -54,6 +55,33 @@ Seed = Annotated[
     int | None,
     typer.Option(min=0, max=MOST_SEED, help="The same seed and prompt, the same answer."),
 ]
+
+
+def sampling_options(
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    repetition_window: int | None = None,
+    seed: int | None = None,
+) -> SamplingOptions:
+    """What options say about sampling; None: the model's own value.
+
+    Raises:
+        typer.BadParameter: no unit would take it.
+    """
+    try:
+        check_sampling(
+            defaults=SamplingDefaults(),
+            seed=seed or 0,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            repetition_window=repetition_window,
+        )
+    except InvalidInput as error:
+        raise typer.BadParameter(error.detail) from error
+    return SamplingOptions(temperature, top_p, top_k, repetition_window, seed)
+
 
 shown = Console()
 told = Console(stderr=True)
