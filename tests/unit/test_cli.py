@@ -34,7 +34,6 @@ from duplet_unit.commands import app
 from duplet_unit.demo import MADE_UP_VOICES, conclude, outcome_table, send_requests, write_rows
 from duplet_unit.speaking import add_speaking_commands
 from duplet_unit.terminal import INTERRUPTED
-from duplet_unit.terminal import INTERRUPTED
 
 SPEC = ModelSpec(
     name="tiny",
