@@ -7,7 +7,7 @@ Here every second copy takes eight times as long as its neighbours, which are th
 `slow_kvproxy`: what it writes comes late.
 
 SIGUSR1: of the next three transfers that have a copy begin or end, that copy is told to have
-ended UNKNOWN; one that begins writes all the same, later.
+ended UNKNOWN; one that begins writes all the same, later. SIGUSR2: of the next one.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ unknowns = Unknowns()
 
 def main() -> int:
     signal.signal(signal.SIGUSR1, lambda *_: unknowns.ask(UNKNOWNS))
+    signal.signal(signal.SIGUSR2, lambda *_: unknowns.ask(1))
     return slow_kvproxy.main(UnorderedMover)
 
 

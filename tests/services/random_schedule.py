@@ -76,12 +76,13 @@ class Step:
     """Before the step."""
 
 
-def draw_schedule(seed: int, transfers: int) -> list[Step]:
-    """So many transfers, numbered from 1."""
+def draw_schedule(seed: int, transfers: int, lost: int = 0) -> list[Step]:
+    """So many transfers, numbered from 1; of them `lost` may never give their pages back."""
     chance = random.Random(seed)
     steps: list[Step] = []
     scripts: list[deque[Step]] = []
-    begun = open_pages = 0
+    begun = 0
+    open_pages = lost * MOST_PAGES
     waiting = _draw_script(chance, 1)
     while begun < transfers or scripts:
         has_room = open_pages + _pages(waiting[0]) <= OPEN_PAGES

@@ -33,6 +33,7 @@ from duplet_core.messages import (
     Landed,
     Message,
     Move,
+    Route,
     SourceReleased,
     TransferFailed,
 )
@@ -215,6 +216,9 @@ class Player(KvproxyEnd):
 
 
 class DecodePlayer(Player):
+    ends_withheld = 0
+    """As kvproxy said it last."""
+
     def grant(self, prompt: Prompt) -> None:
         if self.is_open and not prompt.is_granted:
             self.book.reserve(prompt)
@@ -233,6 +237,8 @@ class DecodePlayer(Player):
         return tuple(p.transfer for p in held)
 
     def _hear(self, message: Message) -> None:
+        if isinstance(message, Route):
+            self.ends_withheld = message.ends_withheld
         if not isinstance(message, Landed | TransferFailed | AbortAck):
             return
         book = self.book
@@ -310,8 +316,9 @@ class Play:
         prefill.on_ended = decode.abort
         decode.on_ended = prefill.drop
 
-    async def run(self, schedule: list[Step]) -> None:
-        """Over early when the book has found a fault.
+    async def run(self, schedule: list[Step], unknowns: int = 0) -> None:
+        """Over early when the book has found a fault. So many transfers have a copy whose end is
+        UNKNOWN (of `unordered_kvproxy`): all that is held of them stays so.
 
         Raises:
             ExceptionGroup: kvproxy left, a stream could not be served, or it does not come to
@@ -320,7 +327,7 @@ class Play:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(p.run()) for p in (self._decode, self._prefill)]
             running.append(tasks.create_task(self._watch()))
-            await self._all_steps(schedule)
+            await self._all_steps(schedule, unknowns)
             for task in running:
                 task.cancel()
 
@@ -328,10 +335,13 @@ class Play:
         code = await self._kvproxy.process.wait()
         raise AssertionError(f"kvproxy left with {code}: {self._kvproxy.log[-2000:]}")
 
-    async def _all_steps(self, schedule: list[Step]) -> None:
+    async def _all_steps(self, schedule: list[Step], unknowns: int) -> None:
         book = self._book
         await self._reopen()
-        for step in schedule:
+        asked = [len(schedule) * (n + 1) // (unknowns + 2) for n in range(unknowns)]
+        for number, step in enumerate(schedule):
+            if number in asked:
+                self._kvproxy.process.send_signal(signal.SIGUSR2)
             await self._take_step(step)
             book.check_free()
             if book.faults:
@@ -339,8 +349,23 @@ class Play:
         await self._reopen()
         for prompt in tuple(book.prompts.values()):
             self._end(prompt)
-        await book.wait(lambda: book.all_free, "all pages are free")
+        if unknowns:
+            await self._wait_withheld(unknowns)
+        else:
+            await book.wait(lambda: book.all_free, "all pages are free")
         book.check_free()
+
+    async def _wait_withheld(self, unknowns: int) -> None:
+        """All else has ended. An end that nobody can know was told if fewer are left."""
+        book = self._book
+
+        def rests() -> bool:
+            left = len(book.prompts)
+            return left < unknowns or left == self._decode.ends_withheld == unknowns
+
+        await book.wait(rests, "only unknown ends are left")
+        if len(book.prompts) < unknowns:
+            book.faults.append("an unknown end was told")
 
     async def _take_step(self, step: Step) -> None:
         if step.act is Act.STOP:

@@ -26,6 +26,8 @@ PRODUCT = "duplet_kvproxy"
 SLOW = "tests.faults.slow_kvproxy"
 UNORDERED = "tests.faults.unordered_kvproxy"
 """Copies of several transfers are under way at once there, and end in any order."""
+UNKNOWNS = 2
+"""Copies whose end is never known; with a third one kvproxy would leave."""
 COPY_S = 0.003
 """A copy in a control takes so long: what comes too early is there before the copy is over."""
 
@@ -65,6 +67,7 @@ async def play(
     place: CpuPlace,
     seed: int,
     decode: type[DecodePlayer] = DecodePlayer,
+    unknowns: int = 0,
 ) -> Book:
     """The book when everything has come to rest, or a fault was found."""
     book = Book(place.pools[0], place.pools[1], seed)
@@ -73,7 +76,8 @@ async def play(
         PrefillPlayer(Role.PREFILL, kvproxy.run_dir, source, book),
         decode(Role.DECODE, kvproxy.run_dir, dest, book),
     )
-    await Play(kvproxy, book, *players).run(draw_schedule(seed, TRANSFERS))
+    schedule = draw_schedule(seed, TRANSFERS, lost=unknowns)
+    await Play(kvproxy, book, *players).run(schedule, unknowns)
     return book
 
 
@@ -95,6 +99,22 @@ async def test_every_byte_is_accounted_for(
     assert book.faults == []
 
 
+async def test_what_belongs_to_a_copy_of_unknown_end_is_never_given_back(
+    place: CpuPlace, run_dir: Path
+) -> None:
+    async with kvproxy_of(place, run_dir, UNORDERED, copy_s=0.002) as kvproxy:
+        book = await play(kvproxy, place, 4, unknowns=UNKNOWNS)
+        assert book.faults == []
+        assert book.counts["Landed"] and book.counts["AbortAck"]
+        assert await kvproxy.metric("ends_withheld") == UNKNOWNS
+        assert await kvproxy.health("writer") == (True, "withheld ends are within their bound")
+        for prompt in book.prompts.values():
+            assert prompt.source_held and prompt.dest_pages, "neither side was told"
+        assert "Traceback" not in kvproxy.log
+    book.check_free()
+    assert book.faults == []
+
+
 async def test_a_decode_that_frees_pages_without_proof_is_found(
     place: CpuPlace, run_dir: Path
 ) -> None:
@@ -108,4 +128,5 @@ async def test_a_kvproxy_that_tells_an_end_too_early_is_found(
 ) -> None:
     hasty = "tests.services.hasty_kvproxy"
     async with kvproxy_of(place, run_dir, hasty, which, copy_s=COPY_S) as kvproxy:
-        assert (await play(kvproxy, place, 1)).faults
+        unknowns = UNKNOWNS if which == "unknown" else 0
+        assert (await play(kvproxy, place, 1, unknowns=unknowns)).faults

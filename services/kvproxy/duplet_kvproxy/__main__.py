@@ -210,7 +210,7 @@ async def serve(service: Service[KvproxySettings]) -> None:
     service.health.set("transport", True, choice.describe())
     executor = KvproxyExecutor(service, WriterMachine(service.instance, config), choice)
     executor.metrics.serve(settings.metrics_port, settings.metrics_host)
-    service.health.set("writer", True, "no end is withheld")
+    service.health.set("writer", True, "withheld ends are within their bound")
     server = create_server(peer_server_options(), service.health, service.fail)
     ends = (executor.accept(Role.PREFILL), executor.accept(Role.DECODE))
     kvproxy_pb2_grpc.add_KvProxyServicer_to_server(KvProxy(*ends), server)
