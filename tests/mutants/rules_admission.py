@@ -140,6 +140,16 @@ FULL_UNIT = (
         slow=True,
     ),
     Rule(
+        "a failure moves the end of a write whose time is just over",
+        "duplet_lb.call",
+        "self._writing is not None and not self._writing.expired():",
+        "self._writing is not None:",
+        (
+            "tests/services/test_lb_call.py::"
+            "test_a_failure_while_the_write_expires_is_taken_without_harm",
+        ),
+    ),
+    Rule(
         "a request whose client left goes on",
         "duplet_lb.speech",
         "            if call.ended is None:  # the client left, or the service stops",

@@ -96,6 +96,13 @@ MESSAGES = (
         slow=True,
     ),
     Rule(
+        "a condition's detail has no length",
+        "duplet_runtime.health",
+        "MOST_DETAIL_CHARS = 1000",
+        "MOST_DETAIL_CHARS = 100_000",
+        ("tests/runtime/test_runtime_health.py::test_a_long_detail_does_not_cost_the_answer",),
+    ),
+    Rule(
         "packed messages are unpacked",
         "duplet_runtime.server",
         '    ("grpc.compression_enabled_algorithms_bitset", 1),',
