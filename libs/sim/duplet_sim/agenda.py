@@ -146,20 +146,28 @@ class Agenda(World):
             self.at(stream.held[side] - self.now, self._do_message, key)
             return
         peer, local = stream.local[side]
-        count = len(queue) if len(queue) > 1 and self._comes_together(stream) else 1
-        received = [Received(peer, local, message) for message in queue[:count]]
+        if len(queue) > 1 and self._comes_together(stream):
+            self._take_together(receiver, peer, local, queue, self._comes_twice(stream))
+            return
+        received = Received(peer, local, queue[0])
         if self._comes_twice(stream):
             self.duplicates = True
-            self._feed_all(receiver, received)
+            self.feed(receiver, received)
             if not queue:
                 return  # it has exited
-        del queue[:count]
-        self._feed_all(receiver, received)
+        del queue[0]
+        self.feed(receiver, received)
 
-    def _feed_all(self, receiver: InstanceId, received: list[Received]) -> None:
-        """What came in one piece, each message as if it had come by itself."""
-        if len(received) > 1:
-            self.marks.add("messages came together")
+    def _take_together(
+        self, receiver: InstanceId, peer: Role, local: int, queue: list[Message], twice: bool
+    ) -> None:
+        """All that waits comes in one piece, each message as if it had come by itself."""
+        self.marks.add("messages came together")
+        received = [Received(peer, local, message) for message in queue]
+        queue.clear()
+        if twice:
+            self.duplicates = True
+            received += received
         for one in received:
             process = self.processes.get(receiver)
             if process is None or process.exited:
