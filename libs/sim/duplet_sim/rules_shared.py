@@ -105,7 +105,9 @@ def frontwithout_limit(stack: ExitStack) -> None:
 
 @mutant("staging slot released early", "mismatch")
 def slot_released_early(stack: ExitStack) -> None:
-    """Free for the next copy once it was filled, before it was scattered."""
+    """Free for the next copy once it was filled, before it was scattered. The core has no staging:
+    this breaks the copy engine's model, to see that the checkers would see it. kvproxy's own
+    stages are broken in `tests/mutants` (`rules_kvproxy`)."""
     gather = Staging.gather
 
     def hasty(self: Any, copy: int, rows: Any) -> None:

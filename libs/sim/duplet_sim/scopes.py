@@ -79,7 +79,7 @@ def _three(
 ) -> Scope:
     """Three requests, each a page in both pools of two: two at once, and the third takes the
     page of whichever is over first. Not with lb's death or breaks of its streams, which `pair`
-    has: there are too many states, for clients come and go with it."""
+    has with two requests: there are too many states."""
     return Scope(
         name,
         3,

@@ -14,6 +14,7 @@ The orders that the search leaves out, each because a worse or an equal one is s
   there: ids are used once. So the message changes nothing later either, alone, lost or twice,
   and all orders of it with other steps lead to the same states. Whether it changes nothing is
   not taken from the table: the machine is asked, each time.
+- A Route is not delivered (`executor`): it tells people how copies go, and no rule reads it.
 - A copy moves its bytes when its end is reported, the latest moment there is; one whose end
   was reported as unknown, that hangs, or whose writer is stopped, moves them at any time.
 
