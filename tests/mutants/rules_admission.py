@@ -35,6 +35,22 @@ FULL_UNIT = (
         (f"{DOOR}::test_who_has_not_sent_its_prompt_yet_is_refused_as_well",),
     ),
     Rule(
+        "a prompt that never ends is waited for",
+        "duplet_lb.door",
+        "            async with asyncio.timeout(RECEIVE_S):",
+        "            async with asyncio.timeout(None):",
+        (f"{DOOR}::test_who_does_not_send_its_whole_prompt_in_time_is_let_go",),
+        slow=True,
+    ),
+    Rule(
+        "any number of half-sent prompts is kept",
+        "duplet_lb.door",
+        "        if self._receiving >= MOST_RECEIVING:",
+        "        if False:",
+        (f"{DOOR}::test_so_many_may_be_sending_and_make_room_when_they_leave",),
+        slow=True,
+    ),
+    Rule(
         "refusals at the door are not counted",
         "duplet_lb.door",
         "        self._executor.count_end(Reason.OVERLOADED)",

@@ -30,7 +30,7 @@ def judge_one(rule: Rule) -> Verdict:
 def test_every_rule_that_is_off_is_noticed() -> None:
     """But for the slow ones, which `make mutants` switches off as well."""
     quick = [rule for rule in RULES if not rule.slow]
-    assert len(quick) >= 0.9 * len(RULES)
+    assert len(quick) >= 0.85 * len(RULES)
     command = [sys.executable, "-m", "tests.mutants.run_mutants", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     rest = [line for line in done.stdout.splitlines() if not line.startswith("killed")]

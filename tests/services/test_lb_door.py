@@ -49,6 +49,9 @@ class Lb:
     def count_end(self, outcome: str) -> None:
         self.ended.append(outcome)
 
+    def fail(self, error: BaseException) -> None:
+        raise AssertionError("lb failed") from error
+
     def info(self, event: str, *, count: int, detail: str) -> None:
         assert detail
         self.lines.append((event, count))
@@ -161,6 +164,58 @@ async def test_long_prompts_that_nobody_reads_do_not_stop_their_connection(run_d
         assert [getattr(end, "reason", end) for end in ends] == [Reason.OVERLOADED] * AT_ONCE
         place.lb.full = False
         assert len(await place.call(request(LONG_PROMPT_BYTES))) == 1
+
+
+async def test_who_does_not_send_its_whole_prompt_in_time_is_let_go(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "RECEIVE_S", 0.05)
+    async with standing(run_dir) as place:
+        place.lb.full = False
+        call: Any = place.channel.stream_stream(GENERATE)()
+        async with asyncio.timeout(20):
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "not here whole within 0.05 s" in await call.details()
+        assert place.lb.ended == [Reason.DEADLINE]
+
+
+async def test_who_sends_nothing_is_told_so(run_dir: Path) -> None:
+    async with standing(run_dir) as place:
+        place.lb.full = False
+        call: Any = place.channel.stream_stream(GENERATE)()
+        await call.done_writing()
+        async with asyncio.timeout(20):
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "no request was sent" in await call.details()
+        assert place.lb.ended == [Reason.INVALID_REQUEST]
+
+
+async def test_so_many_may_be_sending_and_make_room_when_they_leave(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MOST_RECEIVING", 2)
+    async with standing(run_dir) as place:
+        place.lb.full = False
+
+        async def until_answered(reason: str) -> None:
+            async with asyncio.timeout(20):
+                while await reason_of(place) != reason:
+                    pass
+
+        sending: list[Any] = [place.channel.stream_stream(GENERATE)() for _ in range(2)]
+        await until_answered(Reason.OVERLOADED)
+        for call in sending:
+            call.cancel()
+        await until_answered("")
+
+
+async def reason_of(place: Place) -> str:
+    """Why a whole request is refused now; empty: it is not."""
+    try:
+        await place.call(request())
+    except GenerateError as error:
+        return error.reason
+    return ""
 
 
 async def test_refusals_share_a_line_of_log(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 A burst comes through one event loop, where whatever is done for one request is waited for by all
 behind it. So a refusal here is no more than a status that was made beforehand: no times, no span,
 no line of log of its own.
+
+Whoever comes in has so long to send the whole request, which gRPC keeps meanwhile, and so many may
+be sending: half-sent prompts hold no memory for ever.
 """
 
 from __future__ import annotations
@@ -15,13 +18,17 @@ import grpc.aio
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from duplet.speech.v1 import speech_pb2
-from duplet_core.errors import Reason, Unavailable
+from duplet_core.errors import InvalidInput, Reason, Unavailable
 from duplet_core.front_state import FULL
 from duplet_lb.speech import LbExecutor
-from duplet_runtime.status import status_proto
+from duplet_runtime.status import HandlerGuard, status_proto
 
 GENERATE = f"/{speech_pb2.DESCRIPTOR.services_by_name['Speech'].full_name}/Generate"
 TELL_AFTER_S = 1.0
+RECEIVE_S = 10.0
+"""Time in which a request is to be here whole."""
+MOST_RECEIVING = 512
+"""Requests that are not; of at most 2 MiB each."""
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
@@ -33,13 +40,51 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         self._refusal: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
         self._status = rpc_status.to_status(status_proto(Unavailable(Reason.OVERLOADED, FULL)))
         self._untold = 0
+        self._receiving = 0
+        self._receivers: dict[Any, Any] = {}
+        """By handler: gRPC asks at every call."""
         # Ours; cancelled by `close`.
         self._telling: asyncio.TimerHandle | None = None
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         if handler_call_details.method == GENERATE and self._executor.machine.full:
             return self._refusal
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        if handler_call_details.method != GENERATE:
+            return handler
+        if self._receiving >= MOST_RECEIVING:
+            return self._refusal
+        if handler not in self._receivers:
+            self._receivers[handler] = self._receiver(handler)
+        return self._receivers[handler]
+
+    def _receiver(self, handler: Any) -> Any:
+        """The handler behind one that reads the request itself, and not for ever."""
+
+        async def receive(_unread: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            async with HandlerGuard(context, self._executor.service.fail):
+                request = await self._read(context)
+            await handler.unary_stream(request, context)
+
+        return grpc.stream_stream_rpc_method_handler(
+            receive, handler.request_deserializer, handler.response_serializer
+        )
+
+    async def _read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        self._receiving += 1
+        try:
+            async with asyncio.timeout(RECEIVE_S):
+                request = await context.read()
+        except TimeoutError:
+            self._executor.count_end(Reason.DEADLINE)
+            late = f"the request was not here whole within {RECEIVE_S:g} s"
+            raise Unavailable(Reason.DEADLINE, late) from None
+        finally:
+            self._receiving -= 1
+        if request is grpc.aio.EOF:
+            self._executor.count_end(Reason.INVALID_REQUEST)
+            raise InvalidInput(Reason.INVALID_REQUEST, "no request was sent")
+        return request
 
     async def _refuse(self, _unread: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._executor.count_end(Reason.OVERLOADED)
