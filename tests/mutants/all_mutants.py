@@ -30,6 +30,8 @@ def run_all(parts: Iterable[Sequence[str]]) -> int:
             killed += int(counted[1])
             total += int(counted[2])
         failed += counted is None or process.returncode != 0
+    if failed:
+        print(f"{failed} parts failed")
     print(f"{killed} of {total} mutants killed")
     return 0 if killed == total and not failed else 1
 

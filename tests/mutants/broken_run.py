@@ -89,8 +89,14 @@ def run_without(*rules: Rule) -> Report:
     options = ["-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "--tb=short"]
     # Plugins of pytest's are among what whoever started this has loaded.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    code: int = pytest.ExitCode.TESTS_FAILED
     with redirect_stdout(io.StringIO()) as output:
-        code = pytest.main([*options, *tests], plugins=[report])
+        try:
+            code = pytest.main([*options, *tests], plugins=[report])
+        except (ExceptionGroup, pytest.PytestUnraisableExceptionWarning) as left:
+            # Said when all tests are over, of what was never closed: as whatever fails leaves it.
+            if not report.failed:
+                report.broke.append(f"left behind: {left!r}")
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         report.broke.append(f"pytest: {pytest.ExitCode(code).name}")
     report.output = output.getvalue()
