@@ -10,6 +10,8 @@ STAMP := .venv/.installed
 PROJECTS := pyproject.toml models/pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
 
 DOCKER ?= docker
+REVISION ?= $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
+SOURCE ?= $(shell git config --get remote.origin.url)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' libs/unit/pyproject.toml)
 
 help:  ## what there is
@@ -55,8 +57,7 @@ sim: $(STAMP)  ## seeded faults over larger worlds; SEEDS=n, JOBS=n, COMPILED=0,
 	  $(if $(TRACE),--trace)
 
 mutants: $(STAMP)  ## each safety rule switched off must be noticed
-	@$(BIN)/python -m duplet_sim.mutants
-	@$(BIN)/python -m tests.mutants.run_mutants
+	@$(BIN)/python -m tests.mutants.all_mutants
 
 faults: $(STAMP)  ## every fault on real processes, and a control run with one rule off
 	@$(BIN)/python -m tests.faults.run_faults
@@ -89,8 +90,7 @@ images:  ## the four container images; CUDA=13.0 for GPUs, BUILD_FLAGS=… for d
 	@for service in kvproxy prefill decode lb; do \
 	  DOCKER_BUILDKIT=1 $(DOCKER) build -f docker/$$service.Dockerfile \
 	    --build-arg VERSION=$(VERSION) --build-arg CUDA=$(CUDA) \
-	    --build-arg "REVISION=$$(git describe --always --dirty --abbrev=40 2>/dev/null)" \
-	    --build-arg "SOURCE=$$(git config --get remote.origin.url)" \
+	    --build-arg "REVISION=$(REVISION)" --build-arg "SOURCE=$(SOURCE)" \
 	    $(BUILD_FLAGS) -t duplet-$$service:$(VERSION)$(if $(CUDA),-gpu) .; \
 	done
 

@@ -7,20 +7,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from duplet_client import AsyncClient, GenerateError, Unit
 from duplet_core.ids import Role
 from tests.compose.docker_engine import Engine
-from tests.compose.images import ROOT, SERVICES
+from tests.compose.images import ROOT, SERVICES, source_labels
 from tests.e2e.live_unit import until
 
 PROJECT = "duplet-compose-test"
 START_LIMIT_S = 120.0
-UNIT_FILES = ("compose.yaml", "tests/compose/slow_copies.yaml")
+UNIT_FILES = ("compose.yaml", "tests/compose/slow_copies.yaml", "tests/compose/build_here.yaml")
 GPU_FILES = ("compose.yaml", "compose.gpu.yaml")
 ALL_PROFILES = ("--profile", "observability")
 
@@ -32,6 +31,9 @@ class ComposedUnit:
     engine: Engine
     address: str
     """HOST:PORT where lb's port is published."""
+    base: str
+    """Base image of what Compose builds."""
+    project: str = PROJECT
     checks: dict[str, int] = field(default_factory=dict)
     """KV checks by decode's instance, as last told."""
     mismatches: int = 0
@@ -52,7 +54,7 @@ class ComposedUnit:
             *(word for file in files for word in ("-f", file)),
             *arguments,
             cwd=ROOT,
-            env=self._environment(),
+            env=self.environment(),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -60,22 +62,21 @@ class ComposedUnit:
         assert process.returncode == 0, f"compose {arguments}: {said.decode(errors='replace')}"
         return said.decode(errors="replace")
 
-    def _environment(self) -> Mapping[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Of every command that concerns this unit."""
         named = {
-            "COMPOSE_PROJECT_NAME": PROJECT,
+            "COMPOSE_PROJECT_NAME": self.project,
             "PUBLISH_LB": self.address,
             "UNIT_MODEL": "/model",
+            "BUILD_BASE": self.base,
+            "BUILD_TORCH_INDEX": "",
         }
-        return {**self.engine.environment, **named}
+        labels = {f"BUILD_{name}": value for name, value in source_labels().items()}
+        return {**self.engine.environment, **named, **labels}
 
     async def check_files(self) -> None:
         """Compose's own word on our files, the GPU pair and all profiles included."""
         await self._compose(GPU_FILES, *ALL_PROFILES, "config", "-q")
-
-    async def up(self) -> None:
-        """Start it, in the order of health, and wait until it serves."""
-        await self.compose("up", "-d", "--no-build")
-        await self.wait_serving()
 
     async def down(self) -> None:
         """Take everything down, also what a broken run has left.
@@ -84,7 +85,7 @@ class ComposedUnit:
             AssertionError: something of the project is still there.
         """
         await self.compose(*ALL_PROFILES, "down", "-v", "-t", "1", "--remove-orphans")
-        label = f"label=com.docker.compose.project={PROJECT}"
+        label = f"label=com.docker.compose.project={self.project}"
         for listed in (("ps", "-aq"), ("network", "ls", "-q"), ("volume", "ls", "-q")):
             left = self.engine.run(*listed, "--filter", label)
             assert not left, f"docker {' '.join(listed)}: {left.split()}"
@@ -103,7 +104,7 @@ class ComposedUnit:
         return bool(self._container_ids(service))
 
     def _container_ids(self, service: Role) -> list[str]:
-        labels = {"project": PROJECT, "service": str(service)}
+        labels = {"project": self.project, "service": str(service)}
         filters = [f"--filter=label=com.docker.compose.{k}={v}" for k, v in labels.items()]
         return self.engine.run("ps", "-aq", *filters).split()
 
@@ -122,17 +123,6 @@ class ComposedUnit:
             check=True,
         )
         return done.stdout
-
-    def time_of(self, service: Role, event: str) -> float:
-        """When the service first logged the event; seconds of the wall clock."""
-        lines = (
-            json.loads(line) for line in self.logs(service).splitlines() if line.startswith("{")
-        )
-        return next(
-            datetime.fromisoformat(line["timestamp"]).timestamp()
-            for line in lines
-            if line["event"] == event
-        )
 
     # --- what it says ------------------------------------------------------
 
@@ -192,12 +182,21 @@ class ComposedUnit:
         await until(lost, f"lb misses {service}", START_LIMIT_S)
 
     async def observe(self) -> None:
-        """Take the unit's word on its KV checks; before decode's life ends, or they are lost."""
+        """Take the unit's word on its KV checks: before decode's life ends, or they are lost.
+        What decode has logged counts also afterwards.
+
+        Raises:
+            AssertionError: KV did not match.
+        """
         unit = await self.ask()
         if unit is not None and unit.kv_checks:
             decode = next(s.instance for s in unit.services if s.name == Role.DECODE)
             self.checks[decode] = max(self.checks.get(decode, 0), unit.kv_checks)
-        logged = self.logs(Role.DECODE).count('"event": "kv mismatch"')
-        told = unit.kv_mismatches if unit is not None else 0
-        self.mismatches = max(self.mismatches, told, logged)
+        self.mismatches = max(self.mismatches, *await self.count_mismatches())
         assert self.mismatches == 0, f"{self.mismatches} KV mismatches"
+
+    async def count_mismatches(self) -> tuple[int, int]:
+        """KV mismatches as lb tells them, and as decode's container has logged them."""
+        unit = await self.ask()
+        told = unit.kv_mismatches if unit is not None else 0
+        return told, self.logs(Role.DECODE).count('"event": "kv mismatch"')

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -26,11 +26,30 @@ VERSION = version("duplet-unit")
 LB_MOST_BYTES = 200 * 10**6
 """lb's image on a slim Debian."""
 
-TOOLS = ("gcc", "cc", "make", "pip", "strip", "git")
+TOOLS = ("gcc", "cc", "g++", "ld", "as", "make", "pip", "pip3", "strip", "git")
+BUILD_MODULES = {"setuptools", "pkg_resources", "_distutils_hack", "pip", "wheel", "hatchling"}
+PRESENT = "python3"
+"""What every image has, so that a look for tools which finds nothing is noticed."""
+LABELS = ("title", "description", "version", "revision", "source", "licenses")
 
 
 def image_of(service: Role) -> str:
     return f"duplet-{service}:{VERSION}"
+
+
+@cache
+def source_labels() -> dict[str, str]:
+    """REVISION and SOURCE, for the labels; the same for all that one run builds."""
+
+    def git(*arguments: str) -> str:
+        command = ("git", *arguments)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return {
+        "REVISION": git("describe", "--always", "--dirty", "--abbrev=40"),
+        "SOURCE": git("config", "--get", "remote.origin.url"),
+    }
 
 
 def build_images(engine: Engine, base: str) -> None:
@@ -42,6 +61,7 @@ def build_images(engine: Engine, base: str) -> None:
     with pip_secrets() as flags:
         flags += ["--network", "host", "--build-arg", f"BASE={base}", "-q"]
         told = [f"DOCKER={engine.docker}", f"BUILD_FLAGS={' '.join(flags)}"]
+        told += [f"{name}={value}" for name, value in source_labels().items()]
         subprocess.run(
             ["make", "-s", "-C", str(ROOT), "images", *told],
             env=dict(engine.environment),
@@ -119,16 +139,28 @@ def check_images(engine: Engine) -> None:
         [image] = json.loads(engine.run("image", "inspect", name))
         config = image["Config"]
         assert config["User"] == "10001:10001", name
-        assert config["Labels"]["org.opencontainers.image.version"] == VERSION, name
+        labels = {label: config["Labels"][f"org.opencontainers.image.{label}"] for label in LABELS}
+        assert labels["title"] == f"duplet-{service}", name
+        assert labels["version"] == VERSION, name
+        assert {n.upper(): labels[n] for n in ("revision", "source")} == source_labels(), name
         assert config["Healthcheck"]["Test"][1] == "duplet-probe", name
         inside = partial(engine.run, "run", "--rm", "--network", "none", name)
         if service is Role.LB:
             assert image["Size"] <= LB_MOST_BYTES, f"{name} has {image['Size']} bytes"
             inside("python", "-c", "import duplet_lb.tracing")  # loaded with the first span only
         assert inside("duplet", "--version") == f"duplet {VERSION}", name
-        found = inside("sh", "-c", f"command -v {' '.join(TOOLS)}; true")
-        assert not found, f"{name} has {found.split()}"
-        has_torch = inside("sh", "-c", "ls /opt/duplet/lib/python3*/site-packages").split()
-        assert ("torch" in has_torch) is (service in (Role.PREFILL, Role.DECODE)), name
-        tests = inside("find", "/opt/duplet", "-type", "d", "-name", "tests")
+        look = 'for tool in "$@"; do command -v "$tool" || true; done'
+        found = inside("sh", "-c", look, "sh", *TOOLS, PRESENT).split()
+        assert [Path(tool).name for tool in found] == [PRESENT], f"{name} has {found}"
+        modules = set(inside("sh", "-c", "ls /opt/duplet/lib/python3*/site-packages").split())
+        assert not BUILD_MODULES & modules, f"{name} has {BUILD_MODULES & modules}"
+        assert ("torch" in modules) is (service in (Role.PREFILL, Role.DECODE)), name
+        tests = inside("find", "/opt/duplet", "-name", "tests", "-o", "-name", "conftest.py")
         assert not tests, f"{name} has {tests}"
+
+
+def remove_untagged(engine: Engine) -> None:
+    """Images of ours that a newer one has taken the name of."""
+    for service in SERVICES:
+        label = f"label=org.opencontainers.image.title=duplet-{service}"
+        engine.run("image", "prune", "--force", "--filter", label)
