@@ -119,7 +119,7 @@ def of_canary() -> list[Metric]:
 
 def service(name: str) -> Any:
     """As much of a service as an executor asks for before it begins."""
-    return SimpleNamespace(settings=SimpleNamespace(role=name, copy_delay_s=0.0), fail=None)
+    return SimpleNamespace(settings=SimpleNamespace(role=name), fail=None)
 
 
 def families(metrics: Metrics) -> list[Metric]:

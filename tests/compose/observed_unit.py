@@ -97,6 +97,8 @@ class Prometheus:
     async def unwell_rules(self) -> dict[str, str]:
         """By alert, what is wrong with its rule, or that it fires although nothing is wrong."""
         told = await self.get("rules")
+        if told is None:
+            return dict.fromkeys(alert_names(), "Prometheus does not answer")
         rules = {rule["name"]: rule for group in told["groups"] for rule in group["rules"]}
         assert set(rules) == alert_names(), f"rules {set(rules)}"
         firing = [name for name, rule in rules.items() if rule["state"] == "firing"]
@@ -113,8 +115,8 @@ class Prometheus:
         names = sorted({name for query in queries for name in NAME.findall(query)})
         missing = []
         for query in (*names, *queries):
-            found = (await self.get("query", query=query))["result"]
-            if all(series["value"][1] == "NaN" for series in found):
+            told = await self.get("query", query=query)
+            if told is None or all(series["value"][1] == "NaN" for series in told["result"]):
                 missing.append(query)
         return missing
 

@@ -37,17 +37,17 @@ FULL_UNIT = (
     Rule(
         "a prompt that never ends is waited for",
         "duplet_lb.door",
-        "            async with asyncio.timeout(RECEIVE_S):",
-        "            async with asyncio.timeout(None):",
+        "            async with asyncio.timeout(RECEIVE_S) as limit:",
+        "            async with asyncio.timeout(None) as limit:",
         (f"{DOOR}::test_who_does_not_send_its_whole_prompt_in_time_is_let_go",),
         slow=True,
     ),
     Rule(
         "any number of half-sent prompts is kept",
         "duplet_lb.door",
-        "        if self._receiving >= MOST_RECEIVING:",
-        "        if False:",
-        (f"{DOOR}::test_so_many_may_be_sending_and_make_room_when_they_leave",),
+        "        if len(self._receiving) < MOST_RECEIVING:",
+        "        if True:",
+        (f"{DOOR}::test_of_too_many_that_are_half_sent_the_oldest_is_let_go",),
         slow=True,
     ),
     Rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from duplet_lb import door
 from duplet_lb.door import GENERATE, Door
 from duplet_runtime.health import Health
 from duplet_runtime.server import create_server, public_server_options, running_server
+from tests.e2e.live_unit import until
 
 LONG_PROMPT_BYTES = 1_500_000
 AT_ONCE = 200
@@ -82,6 +84,24 @@ class Place:
     door: Door
     inside: Inside
     channel: grpc.aio.Channel
+
+    @property
+    def receiving(self) -> dict[Any, None]:
+        return self.door._receiving
+
+    async def until_receiving(self, count: int) -> None:
+        async def received() -> bool:
+            return len(self.receiving) == count
+
+        await until(received, f"{count} requests are half-sent")
+
+    async def until_ended(self, *reasons: Reason) -> None:
+        """A refusal is counted when it is out."""
+
+        async def ended() -> bool:
+            return self.lb.ended == [*reasons]
+
+        await until(ended, f"{reasons} are counted")
 
     async def call(self, message: bytes) -> list[bytes]:
         """Generate with these bytes for a request.
@@ -166,6 +186,39 @@ async def test_long_prompts_that_nobody_reads_do_not_stop_their_connection(run_d
         assert len(await place.call(request(LONG_PROMPT_BYTES))) == 1
 
 
+async def begin_sending(place: Place) -> Any:
+    """A call with its first half on the way: nobody has the whole of it."""
+    before = len(place.receiving)
+    call: Any = place.channel.stream_stream(GENERATE)()
+    await place.until_receiving(before + 1)
+    return call
+
+
+def half_request() -> bytes:
+    """A connection's first bytes (RFC 9113), and those of a call that says it has more to send."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+        )
+
+    def literal(name: str, value: str) -> bytes:
+        return b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in (name, value))
+
+    headers = (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", GENERATE),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
+    settings = frame(4, 0, 0, b"")
+    call = frame(1, 4, 1, b"".join(literal(*header) for header in headers))
+    message = frame(0, 0, 1, b"\0" + struct.pack(">I", 1_000_000) + bytes(1000))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + call + message
+
+
 async def test_who_does_not_send_its_whole_prompt_in_time_is_let_go(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,8 +228,27 @@ async def test_who_does_not_send_its_whole_prompt_in_time_is_let_go(
         call: Any = place.channel.stream_stream(GENERATE)()
         async with asyncio.timeout(20):
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "not here whole within 0.05 s" in await call.details()
-        assert place.lb.ended == [Reason.DEADLINE]
+            assert "not here whole: it has 0.05 s" in await call.details()
+        await place.until_ended(Reason.DEADLINE)
+
+
+async def test_who_leaves_half_way_is_no_error_and_no_bad_request(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with standing(run_dir) as place:
+        place.lb.full = False
+        cancelled = await begin_sending(place)
+        cancelled.cancel()
+        await place.until_receiving(0)
+        _, connection = await asyncio.open_unix_connection(run_dir / "lb.sock")
+        connection.write(half_request())
+        await place.until_receiving(1)
+        connection.close()
+        await connection.wait_closed()
+        await place.until_receiving(0)
+        assert len(await place.call(request())) == 1
+        assert place.lb.ended == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_who_sends_nothing_is_told_so(run_dir: Path) -> None:
@@ -187,35 +259,22 @@ async def test_who_sends_nothing_is_told_so(run_dir: Path) -> None:
         async with asyncio.timeout(20):
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "no request was sent" in await call.details()
-        assert place.lb.ended == [Reason.INVALID_REQUEST]
+        await place.until_ended(Reason.INVALID_REQUEST)
 
 
-async def test_so_many_may_be_sending_and_make_room_when_they_leave(
+async def test_of_too_many_that_are_half_sent_the_oldest_is_let_go(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Who sends at once comes in however many do not."""
     monkeypatch.setattr(door, "MOST_RECEIVING", 2)
     async with standing(run_dir) as place:
         place.lb.full = False
-
-        async def until_answered(reason: str) -> None:
-            async with asyncio.timeout(20):
-                while await reason_of(place) != reason:
-                    pass
-
-        sending: list[Any] = [place.channel.stream_stream(GENERATE)() for _ in range(2)]
-        await until_answered(Reason.OVERLOADED)
-        for call in sending:
-            call.cancel()
-        await until_answered("")
-
-
-async def reason_of(place: Place) -> str:
-    """Why a whole request is refused now; empty: it is not."""
-    try:
-        await place.call(request())
-    except GenerateError as error:
-        return error.reason
-    return ""
+        oldest, newer = [await begin_sending(place) for _ in range(2)]
+        assert len(await place.call(request())) == 1
+        async with asyncio.timeout(20):
+            assert await oldest.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert not newer.done()
+        await place.until_ended(Reason.DEADLINE)
 
 
 async def test_refusals_share_a_line_of_log(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

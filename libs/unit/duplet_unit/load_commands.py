@@ -191,7 +191,7 @@ def _send(
             outcome = run(_run_until_told(load, arrivals, show, stop), as_json=as_json)
         summary = summarize(outcome)
         print(json.dumps(summary) if as_json else describe(summary))
-        if not summary["rows"]:
+        if not summary["rows"] and not stop.is_set():
             print(NO_ROWS, file=sys.stderr)
         if draft is not None:
             save(outcome, draft)
