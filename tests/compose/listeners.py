@@ -129,5 +129,6 @@ async def upgrade_in_place(scene: Scene, shell: PageShell, unit: ComposedUnit) -
         await unit.observe()
         await shell.run(rest, unit)
     check_chains(chains)
+    await unit.wait_serving()  # gRPC waits before it connects anew to where nobody was
     await check_rows(scene, unit)
     await unit.observe()
