@@ -71,7 +71,8 @@ def storm(sim: Simulator) -> None:
     """All clients give up, and some come again at once, under the id that they had."""
     for transfer, client in list(sim.clients.items()):
         sim._do_cancel(transfer)
-        if transfer not in sim.clients and sim.plan.random() < 0.3:
+        again = transfer not in sim.clients and sim.plan.random() < 0.3
+        if again and sim.primary(Role.LB) is not None:
             order = sim.workload.draw(sim.submitted + 1)
             sim.request(order, sim.swarm.deadline, client.submit.request_id)
 
